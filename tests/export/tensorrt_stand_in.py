@@ -5,9 +5,11 @@ configuration are the library's own; only what needs a GPU (engines, contexts, m
 """
 
 import ctypes
+import hashlib
 import itertools
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -125,12 +127,13 @@ class Driver:
 
 
 class StandIn:
-    """The module `tensorrt`. `spoil` changes the logits of the engine, knowing the rows in the batch."""
+    """The module `tensorrt`. `spoil` changes the logits of the engine, knowing the rows in the batch. What is in `compiled`, where that is
+    given, is not compiled again: the library takes a second for it."""
 
     __version__ = f"stand-in {rtx.__version__}"
 
-    def __init__(self, spoil=lambda logits, batch: logits):
-        self.spoil, self.built, self.asked = spoil, [], {}
+    def __init__(self, spoil=lambda logits, batch: logits, compiled=None):
+        self.spoil, self.built, self.asked, self.compiled = spoil, [], {}, compiled
 
     def __getattr__(self, name):
         return getattr(rtx, name)
@@ -212,14 +215,30 @@ class _Builder(_Forward):
         return _Config(self.outer, config)
 
     def build_serialized_network(self, network, config):
-        plan = self.real.build_serialized_network(network.real, config.real)
-        if plan is None:
-            self.outer.__dict__.pop("ranges")
+        ranges = self.outer.__dict__.pop("ranges")
+        size = self._compiled_size(network, config, ranges)
+        if size is None:
             return None
         inputs = [network.get_input(index).name for index in range(network.num_inputs)]
-        self.outer.built.append({"bytes": plan.nbytes, "inputs": inputs, "profiles": config.num_optimization_profiles})
-        ranges = self.outer.__dict__.pop("ranges")
+        self.outer.built.append({"bytes": size, "inputs": inputs, "profiles": config.num_optimization_profiles})
         return json.dumps({"graph": self.outer.graph, "ranges": ranges}).encode()
+
+    def _compiled_size(self, network, config, ranges):
+        """Returns the bytes of the plan; None where the library refuses. Attention nodes are marked in the network, which no key tells."""
+        graph, known = Path(self.outer.graph), self.outer.compiled
+        content = graph.read_bytes()
+        if known is None or b"Attention" in content:
+            return self._compile(network, config)
+        weights = graph.with_name(f"{graph.name}.data")
+        content += weights.read_bytes() if weights.exists() else b""
+        key = hashlib.sha256(content).hexdigest(), json.dumps(ranges), repr(sorted(self.outer.asked.items()))
+        if key not in known:
+            known[key] = self._compile(network, config)
+        return known[key]
+
+    def _compile(self, network, config):
+        plan = self.real.build_serialized_network(network.real, config.real)
+        return None if plan is None else plan.nbytes
 
     def create_optimization_profile(self):
         profile = self.real.create_optimization_profile()

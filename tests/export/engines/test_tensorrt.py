@@ -56,6 +56,16 @@ def proofs(graphs, tmp_path_factory):
     return entries, lines, out
 
 
+@pytest.fixture(scope="module")
+def built(graphs):
+    """Both graphs, compiled once: the stand-in that did it and what it gave. Plans of any stand-in are opened by every other one."""
+    made = []
+    for path in graphs[:2]:
+        stand_in = StandIn()
+        made.append((stand_in, build(stand_in, path, BUCKETS, LARGEST)))
+    return made
+
+
 def test_every_capability_is_proved_and_nothing_more_is_claimed(proofs):
     entries, lines, out = proofs
     for precision, found in entries.items():
@@ -88,15 +98,14 @@ def test_compiler_lists_int8_for_exactly_the_quantized_layers(proofs, graphs):
     assert [entry["compiled"]["int8_share"] for entry in entries["fp32"]] == [0.0]
 
 
-def test_one_profile_per_bucket_with_a_fixed_sequence(graphs):
-    stand_in = StandIn()
-    built = build(stand_in, graphs[1], BUCKETS, LARGEST)
+def test_one_profile_per_bucket_with_a_fixed_sequence(built):
+    stand_in, made = built[1]
     assert stand_in.built[0]["profiles"] == len(BUCKETS)
-    ranges = json.loads(built.plan)["ranges"]
+    ranges = json.loads(made.plan)["ranges"]
     assert [profile["input_ids"] for profile in ranges] == [[[1, size], [LARGEST, size], [LARGEST, size]] for size in BUCKETS]
-    per_profile = Counter(layer.kind for layer in listed_layers(built.listing))
+    per_profile = Counter(layer.kind for layer in listed_layers(made.listing))
     assert per_profile["gemm"] % len(BUCKETS) == 0
-    assert built.timing_cache == b"times"
+    assert made.timing_cache == b"times"
 
 
 @pytest.mark.parametrize(
@@ -172,11 +181,11 @@ def test_unknown_precision(tmp_path):
 
 
 @pytest.mark.parametrize(("which", "rows", "length"), [(0, 4, 16), (1, 1, 40), (1, 11, 16)])
-def test_a_plan_predicts_what_the_graph_computes(graphs, which, rows, length):
+def test_a_plan_predicts_what_the_graph_computes(graphs, built, which, rows, length):
     import onnxruntime
 
     stand_in, driver = StandIn(), Driver("90")
-    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[which], BUCKETS, LARGEST).plan)
+    plan = Plan(stand_in, Device(driver), built[which][1].plan)
     features = tiny.features("bert", rows, length)
     logits = plan.predict(features)
     expected = onnxruntime.InferenceSession(str(graphs[which])).run(["logits"], features)[0]
@@ -184,9 +193,9 @@ def test_a_plan_predicts_what_the_graph_computes(graphs, which, rows, length):
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-def test_a_plan_refuses_a_length_that_is_no_bucket(graphs):
+def test_a_plan_refuses_a_length_that_is_no_bucket(built):
     stand_in = StandIn()
-    plan = Plan(stand_in, Device(Driver("90")), build(stand_in, graphs[0], BUCKETS, LARGEST).plan)
+    plan = Plan(stand_in, Device(Driver("90")), built[0][1].plan)
     with pytest.raises(PlanError, match="no profile"):
         plan.predict(tiny.features("bert", 1, 20))
 
@@ -196,9 +205,9 @@ def test_a_plan_of_another_version_does_not_load():
         Plan(StandIn(), Device(Driver("90")), b"something else")
 
 
-def test_inspector_layers_give_precisions(graphs):
+def test_inspector_layers_give_precisions(graphs, built):
     stand_in = StandIn()
-    plan = Plan(stand_in, Device(Driver("90")), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    plan = Plan(stand_in, Device(Driver("90")), built[1][1].plan)
     nodes = [node for node in onnx.load(str(graphs[1])).graph.node if node.op_type in GEMMS]
     precisions = gemm_precisions(inspected_layers(plan.information()), [node.name for node in nodes])
     assert {name.rsplit("/", 1)[0] for name, precision in precisions.items() if precision == "int8"} == set(graphs[2])
@@ -206,9 +215,9 @@ def test_inspector_layers_give_precisions(graphs):
     assert float_precision(inspected_layers(plan.information())) == "fp32"
 
 
-def test_a_graph_answers_what_the_plan_does_with_the_rows_that_lie_there_then(graphs):
+def test_a_graph_answers_what_the_plan_does_with_the_rows_that_lie_there_then(built):
     stand_in, driver = StandIn(), Driver("90")
-    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    plan = Plan(stand_in, Device(driver), built[1][1].plan)
     features = tiny.features("bert", 11, 16)
     np.testing.assert_array_equal(plan.predict(features, graph=True), plan.predict(features))
     assert len(driver.launched) == 3  # 4, 4 and 3 rows
@@ -223,16 +232,16 @@ def test_a_graph_answers_what_the_plan_does_with_the_rows_that_lie_there_then(gr
     assert driver.graphs == {}
 
 
-def test_a_recording_that_writes_nothing_is_seen(graphs, monkeypatch):
+def test_a_recording_that_writes_nothing_is_seen(built, monkeypatch):
     stand_in, driver = StandIn(), Driver("90")
-    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    plan = Plan(stand_in, Device(driver), built[1][1].plan)
     monkeypatch.setattr(Driver, "cuGraphLaunch", lambda self, executable, stream: 0)
     assert np.isnan(plan.predict(tiny.features("bert", 2, 16), graph=True)).all()
 
 
-def test_batches_of_one_shape_in_a_row_are_recorded_at_the_second(graphs):
+def test_batches_of_one_shape_in_a_row_are_recorded_at_the_second(built):
     stand_in, driver = StandIn(), Driver("90")
-    made = build(stand_in, graphs[1], BUCKETS, LARGEST).plan
+    made = built[1][1].plan
     plan, naive = Plan(stand_in, Device(driver), made, graphs=True), Plan(stand_in, Device(Driver("90")), made)
     wanted = [0, 1, 2, 2, 2, 3, 4, 4]  # launches of graphs after each of these batches
     shapes = [(2, 16), (2, 16), (2, 16), (3, 16), (1, 40), (1, 40), (1, 40), (2, 16)]
@@ -248,9 +257,9 @@ def test_batches_of_one_shape_in_a_row_are_recorded_at_the_second(graphs):
     assert (len(driver.launched), driver.executables) == (4, {})
 
 
-def test_a_batch_that_is_rejected_leaves_no_recording_of_the_one_before(graphs):
+def test_a_batch_that_is_rejected_leaves_no_recording_of_the_one_before(built):
     stand_in, driver = StandIn(), Driver("90")
-    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan, graphs=True)
+    plan = Plan(stand_in, Device(driver), built[1][1].plan, graphs=True)
     features = tiny.features("bert", 2, 16)
     plan.predict(tiny.features("bert", LARGEST, 40))  # no buffer grows from now on, which would be another address
     first = plan.predict(features)
@@ -263,9 +272,9 @@ def test_a_batch_that_is_rejected_leaves_no_recording_of_the_one_before(graphs):
 
 
 @pytest.mark.parametrize("call", ["cuStreamEndCapture", "cuGraphInstantiateWithFlags"])
-def test_a_plan_that_cannot_be_recorded_runs_kernel_by_kernel_and_warns_once(graphs, call):
+def test_a_plan_that_cannot_be_recorded_runs_kernel_by_kernel_and_warns_once(built, call):
     stand_in, driver = StandIn(), Driver("90", fail=call)
-    made = build(stand_in, graphs[1], BUCKETS, LARGEST).plan
+    made = built[1][1].plan
     plan, features = Plan(stand_in, Device(driver), made, graphs=True), tiny.features("bert", 2, 16)
     first = plan.predict(features)
     with pytest.warns(UserWarning, match=f"runs kernel by kernel: {call}") as warned:
@@ -340,8 +349,8 @@ def test_attentions_that_are_no_nodes_have_their_reasons(monkeypatch):
     assert [group["nodes"] for group in found["groups"]] == [["a/pv"]]
 
 
-def test_the_shapes_of_a_profile_are_bound_before_the_inspector_is_asked(graphs):
-    plan = Plan(StandIn(), Device(Driver("90")), build(StandIn(), graphs[1], BUCKETS, LARGEST).plan)
+def test_the_shapes_of_a_profile_are_bound_before_the_inspector_is_asked(built):
+    plan = Plan(StandIn(), Device(Driver("90")), built[1][1].plan)
     unbound = inspected_layers(plan.engine.create_engine_inspector().get_engine_information(rtx.LayerInformationFormat.JSON))
     assert {name for layer in unbound for name in layer.inputs} == {"n/a"}
     assert {name for layer in inspected_layers(plan.information()) for name in layer.inputs} == {"int8", "fp32"}

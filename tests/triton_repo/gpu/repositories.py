@@ -24,6 +24,8 @@ from triton_repo.gpu.plans import Golden, Plans
 from triton_repo.gpu.settings import Gpu
 
 BUCKETS, LARGEST, NAME = (8, 16), 4, "tiny"
+COMPILED = {}
+"""What the library has compiled in this process, for `StandIn`."""
 SCRIPTS = (
     "build_plans.py",
     "tensorrt_plan.py",
@@ -96,7 +98,7 @@ def build_script(out: Path):
 
 def build(out: Path, *capabilities: str, spoil=lambda logits, batch: logits):
     """Builds for GPUs of these capabilities; returns the status, what was said, and the stand-in."""
-    lines, stand_in = [], StandIn(spoil)
+    lines, stand_in = [], StandIn(spoil, COMPILED)
     script, sys.dont_write_bytecode = build_script(out), True  # as the script has it for itself
     try:
         return script.run(out, stand_in, Driver(*capabilities), lines.append), lines, stand_in
