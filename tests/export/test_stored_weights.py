@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from export.engines import onnxruntime, openvino
 from export.generation.genai_folder import MODEL
@@ -18,9 +20,21 @@ from foundation.models.layers.experts import with_separate_experts
 from foundation.schemes.checkpoint import load_quantization
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
 from tests.export.generation.test_codes import ZERO_POINTS
+from tests.export.generation.tiny_decoders import CONFIGS, GROUPED
 from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
+
+SHALLOW = "llama of one layer"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shallow() -> Iterator[None]:
+    """Adds a decoder that is traced in half the time to the kinds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONFIGS, SHALLOW, lambda: transformers.LlamaConfig(**{**GROUPED, "num_hidden_layers": 1}))
+        yield
+
 
 SCHEMES = (None, "w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS)
 
@@ -48,7 +62,7 @@ def test_codes_in_the_graph_with_a_cache_are_counted(kind: str, scheme: str | No
 @pytest.mark.parametrize("scheme", seldom(SCHEMES, (None, "w8a16", "w4a16")))
 def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tmp_path: Path) -> None:
     target = Target(engines=("openvino", "onnxruntime"), sequence_lengths=(8,), batch_sizes=(1,), threads=1)
-    given = checkpoint("llama", scheme)
+    given = checkpoint(SHALLOW, scheme)
     model = write_graphs(
         Checkpoint(given), Checkpoint(given).preprocessor("text-generation", 16, target), tmp_path / "model.onnx", target.engines
     )
@@ -56,7 +70,7 @@ def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tm
     files += [onnxruntime.with_uint8_activations(model, tmp_path)] if scheme == "w8a8" else []
     files += [tmp_path / "model_dynamic.onnx"] if scheme == "w8a8-dynamic" else []
     for file in files:
-        assert integer_weights([file]) == pytest.approx(expected("llama", scheme)), file.name
+        assert integer_weights([file]) == pytest.approx(expected(SHALLOW, scheme)), file.name
 
 
 def test_files_that_are_no_graphs_have_no_share(tmp_path: Path) -> None:

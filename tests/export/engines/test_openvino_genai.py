@@ -33,7 +33,7 @@ STATEFUL = {"mistral": "window of 8 tokens", "qwen2": "window of 8", "gemma3": "
 MIXTURES = ("mixtral", "qwen2_moe")
 KINDS = seldom(CONFIGS, ("gpt_neox", "opt", "qwen2", "qwen3", "gemma3", "phi3", "olmo2", "qwen2_moe"))
 """Left are learned, rotated and biased positions, keys that heads share, both kinds of windows, parallel blocks and experts."""
-TOKENS = 32
+TOKENS = 16
 RUNS_IN = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "w8a16", "w8a16": "w8a16", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}
 """What the products of a scheme run in."""
 PENALTY = 3.0
@@ -78,7 +78,7 @@ def in_transformers(kind: str, prompt: np.ndarray, **settings: Any) -> list[list
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
-    for asked in (prompts((9,)), prompts((1, 7, 12, 20, 33), seed=1)):
+    for asked in (prompts((9,)), prompts((1, 12, 20, 33), seed=1)):
         answers = engine(kind).generate(asked, decoding)
         assert [len(answer.seconds) for answer in answers] == [TOKENS] * len(asked)
         for prompt, answer in zip(asked, answers, strict=True):

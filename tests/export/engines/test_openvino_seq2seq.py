@@ -35,7 +35,7 @@ How each scheme goes into graphs is asked of decoders (test_codes, test_openvino
 CASES = [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in product(("t5", "bart"), SCHEMES)]
 TOLD = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "w8a16", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}
 """What the products of a scheme run in."""
-TOKENS = 32
+TOKENS = 16
 PENALTY = 3.0
 """Random models repeat one token for ever, which would hide errors."""
 
@@ -82,7 +82,7 @@ def in_transformers(kind: str, source: np.ndarray, **settings: Any) -> list[list
 @pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - {"t5", "marian", "mbart"}))
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
-    for asked in (sources((9,)), sources((1, 7, 12, 20, 33), seed=1)):
+    for asked in (sources((9,)), sources((1, 12, 33), seed=1)):
         answers = engine(kind).generate(asked, decoding)
         assert [len(answer.seconds) for answer in answers] == [TOKENS] * len(asked)
         for source, answer in zip(asked, answers, strict=True):

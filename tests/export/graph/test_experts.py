@@ -18,7 +18,7 @@ from export.graph.onnx import _tidy, _trace
 
 pytestmark = pytest.mark.whole
 
-SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 2, "intermediate_size": 12}
+SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 1, "intermediate_size": 12}
 
 
 def mixture(experts: int = 4, chosen: int = 2) -> torch.nn.Module:

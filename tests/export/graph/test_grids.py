@@ -1,6 +1,8 @@
 """Weights that a quantized checkpoint stores in 16 bits, and the graph that is made of them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,10 +36,10 @@ def context(tmp_path: Path) -> Context:
     return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, Told(), tmp_path / "scratch")
 
 
-def checkpoint(kind: str, dtype: torch.dtype, context: Context, **settings: Any) -> Path:
+def checkpoint(kind: str, dtype: torch.dtype, context: Context, shape: Mapping[str, int] = MappingProxyType({}), **settings: Any) -> Path:
     out = context.scratch.parent / "quantized"
     out.mkdir()
-    Quantize(stream=True, **settings).run(Artifact(tiny.write(context.scratch.parent / "model", kind, dtype), {}), context, out)
+    Quantize(stream=True, **settings).run(Artifact(tiny.write(context.scratch.parent / "model", kind, dtype, **shape), {}), context, out)
     return out
 
 
@@ -70,7 +72,7 @@ def test_whole_floats_stay_as_they_are_stored(context: Context) -> None:
 def test_the_graph_of_a_short_checkpoint_answers_as_torch(kind: str, settings: dict[str, Any], context: Context, tmp_path: Path) -> None:
     import onnxruntime
 
-    folder = checkpoint(kind, torch.bfloat16, context, **settings)
+    folder = checkpoint(kind, torch.bfloat16, context, {"llama": {"num_hidden_layers": 1}, "gpt2": {"n_layer": 1}}[kind], **settings)
     processor = Checkpoint(folder).preprocessor("text-generation", tiny.LENGTH, context.target)
     (tmp_path / "graph").mkdir()
     graph = write_graphs(Checkpoint(folder), processor, tmp_path / "graph" / "model.onnx", ["openvino"])

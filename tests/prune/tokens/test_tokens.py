@@ -213,7 +213,7 @@ def saliency(model: Any, row: dict[str, torch.Tensor], block: str, signs: torch.
 
 
 def test_significance_is_the_regression_written_out(make_model: Callable[..., Any]) -> None:
-    model = make_model("bert").double()
+    model = make_model("bert", num_hidden_layers=2).double()
     lengths, random = (9, 5, 7, 2, 1, 8), np.random.default_rng(0)
     rows = [torch.from_numpy(random.integers(5, 20, length)) for length in lengths]
     ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
