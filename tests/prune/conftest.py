@@ -148,10 +148,15 @@ def make_context(checkpoint: Callable[..., Path], told: Told, tmp_path: Path) ->
     """Gives a context of a run whose baseline is a checkpoint."""
 
     def make(teacher: Path | None = None, made_by: str = "model") -> Context:
-        splits = [sentences(num_rows, seed) for seed, num_rows in enumerate((48, 20, 20))]
-        data = Data(splits[0], splits[1], splits[2], ("negative", "positive"))
-        baseline = Artifact(teacher or checkpoint("bert"), {"id": "baseline", "stage": made_by, "digest": "0" * 64})
-        target, scratch = Target(sequence_lengths=(8,)), tmp_path / "scratch"
-        return Context("text-classification", data, 16, target, 0, told, scratch, {"baseline": baseline}, teachers=(baseline,))
+        return context_of(teacher or checkpoint("bert"), tmp_path / "scratch", told, made_by)
 
     return make
+
+
+def context_of(teacher: Path, scratch: Path, told: Told, made_by: str = "model") -> Context:
+    """Returns a context of a run whose baseline is a checkpoint."""
+    splits = [sentences(num_rows, seed) for seed, num_rows in enumerate((48, 20, 20))]
+    data = Data(splits[0], splits[1], splits[2], ("negative", "positive"))
+    baseline = Artifact(teacher, {"id": "baseline", "stage": made_by, "digest": "0" * 64})
+    target = Target(sequence_lengths=(8,))
+    return Context("text-classification", data, 16, target, 0, told, scratch, {"baseline": baseline}, teachers=(baseline,))

@@ -53,11 +53,14 @@ def write_tokenizer(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 2 layers with 2 labels, weights large enough to give logits of size, and a tokenizer; never written to."""
+    return write_bert(tmp_path_factory.mktemp("tiny_bert"))
+
+
+def write_bert(folder: Path, layers: int = 2) -> Path:
     from transformers import AutoModelForSequenceClassification, BertConfig
 
-    folder = tmp_path_factory.mktemp("tiny_bert")
     torch.manual_seed(0)
-    config = BertConfig(**SIZES, vocab_size=len(WORDS) + 5, max_position_embeddings=40, id2label={0: "negative", 1: "positive"})
+    config = BertConfig(**{**SIZES, "num_hidden_layers": layers}, vocab_size=len(WORDS) + 5, max_position_embeddings=40, id2label={0: "negative", 1: "positive"})
     model = AutoModelForSequenceClassification.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():

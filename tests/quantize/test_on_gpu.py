@@ -22,10 +22,21 @@ from quantize.quantize import Quantize
 from tests.architectures.steps import Bench
 from tests.architectures.table import ARCHITECTURES
 from tests.pretend_cuda import gpu
-from tests.quantize.conftest import sentences
+from tests.quantize.conftest import sentences, write_bert
 from tests.tiny_towers import stock
 
 pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("shallow"), 1)
+
+
+@pytest.fixture
+def bert(shallow: Path) -> Artifact:
+    """Of one layer, for the same reason as there are few rows."""
+    return Artifact(shallow, {})
 
 
 @pytest.fixture

@@ -44,8 +44,13 @@ def written(folder: Path) -> Path:
     return folder / "repository" / NAME / "1"
 
 
-def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
-    version = written(tmp_path)
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all tests read; none writes there."""
+    return written(tmp_path_factory.mktemp("divided"))
+
+
+def test_the_folder_and_its_configuration(version: Path) -> None:
     config = MessageToDict(from_text((version.parent / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     assert config["instance_group"] == [{"kind": "KIND_MODEL", "count": 1}]
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == "700"
@@ -59,8 +64,7 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_answer_as_the_whole_from_their_folder_alone(tmp_path: Path) -> None:
-    version = written(tmp_path)
+def test_ranks_answer_as_the_whole_from_their_folder_alone(version: Path, tmp_path: Path) -> None:
     texts = ["a fine film", "dull", "very dull film this was not good"]
     before = sorted(version.rglob("*"))
     config = MessageToDict(from_text((version.parent / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -98,8 +102,9 @@ def test_a_killed_rank_fails_one_batch_and_comes_back(tmp_path: Path, monkeypatc
         engine.close()
 
 
-def test_the_stage_writes_it_for_what_the_export_has_divided(tmp_path: Path) -> None:
-    version = written(tmp_path)
+def test_the_stage_writes_it_for_what_the_export_has_divided(version: Path, tmp_path: Path) -> None:
+    for folder in ("quantize-int8", NAME):
+        (tmp_path / folder).symlink_to(version.parents[2] / folder)
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
     parent = Artifact(tmp_path, {"id": "export", "stage": "export"})
     document: dict[str, Any] = {"builds": [{**BUILD, "engines": []}], "compressed_tensors": None}

@@ -62,8 +62,13 @@ def engine(kind: str, scheme: str | None = None, mode: str | None = None) -> Ope
     return OpenVinoGenai(spec(kind, scheme, mode))
 
 
+@cache
+def loaded(kind: str) -> Any:
+    return load_float(checkpoint(kind))
+
+
 def in_transformers(kind: str, prompt: np.ndarray, **settings: Any) -> list[list[int]]:
-    model: Any = load_float(checkpoint(kind))
+    model = loaded(kind)
     ids = torch.from_numpy(prompt.astype(np.int64))[None]
     with torch.no_grad():
         found = model.generate(

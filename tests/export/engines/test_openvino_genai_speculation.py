@@ -49,10 +49,14 @@ def repeating() -> list[np.ndarray]:
     return [np.tile(prompt, 4) for prompt in prompts((6, 4, 5), seed=4)]
 
 
+@cache
+def loaded(kind: str, scheme: str | None) -> Any:
+    return load_float(checkpoint(kind, scheme))
+
+
 def next_tokens(kind: str, scheme: str | None, text: list[int], count: int) -> list[int]:
     """The most likely next tokens of a model, each from the whole text, without a cache."""
-    model: Any = load_float(checkpoint(kind, scheme))
-    ids = torch.tensor([text])
+    model, ids = loaded(kind, scheme), torch.tensor([text])
     with torch.no_grad():
         for _ in range(count):
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)

@@ -85,7 +85,10 @@ def test_two_selections_follow_each_other():
 
 @pytest.mark.parametrize(
     ("family", "layers"),
-    [("bert", 2), *(pytest.param(family, 3, marks=pytest.mark.slow) for family in ("vit", "bert", "distilbert", "roberta", "deit"))],
+    [
+        pytest.param(family, layers, marks=pytest.mark.slow)  # tests/prune/tokens/test_tokens.py: a BERT of two layers, as a run exports it
+        for family, layers in (("bert", 2), ("vit", 3), ("bert", 3), ("distilbert", 3), ("roberta", 3), ("deit", 3))
+    ],
 )
 def test_models_answer_as_torch(family: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Padding is dropped where there is a mask, and twice where there are three layers; the exporter takes long for both together."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,15 @@ def tokens(client: Client) -> list[int]:
     return [token for piece in client.pieces for token in piece["TOKENS"]]
 
 
+@cache
+def opened() -> EncoderDecoder:
+    """The model that answers alone, compiled once; each engine compiles one of its own."""
+    return EncoderDecoder(folder("t5"), PROPERTIES, PAD)
+
+
 def alone(source: np.ndarray, **rules: Any) -> list[int]:
     text = Text(Rules(**{"max_tokens": 20, "repetition_penalty": 3.0, "ends": frozenset(ENDS), **rules}), START)
-    with EncoderDecoder(folder("t5"), PROPERTIES, PAD).begin([source]) as group:
+    with opened().begin([source]) as group:
         write(group.step, [text])
     return text.tokens
 
@@ -96,7 +103,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
 
 def test_a_search_and_a_sample_run_beside_the_others() -> None:
     one, two, three = sources((4, 8, 6), seed=12)
-    with EncoderDecoder(folder("t5"), PROPERTIES, PAD).begin([two] * 3) as group:
+    with opened().begin([two] * 3) as group:
         best = search(group.step, Rules(20, ends=frozenset(ENDS), repetition_penalty=3.0), START, 3, 0.5)
     with grouped() as engine:
         greedy = submit(engine, one)
