@@ -51,8 +51,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 @pytest.fixture(scope="module")
 def exported(context: Context, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("out")
-    there = {"baseline": answered(context).predictions["baseline"]}  # of the other one a process of torch is asked
-    figures = Export(id="export").run(context.checkpoints["quantize"], replace(context, predictions=there), out)
+    figures = Export(id="export").run(context.checkpoints["quantize"], answered(context), out)
     assert json.loads(json.dumps(figures)) == figures
     return out, json.loads((out / "export.json").read_text())
 
@@ -67,7 +66,7 @@ def no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answered(context: Context) -> Context:
-    """What torch answers is there, as it is in a run: another process of torch takes seconds to start."""
+    """What torch answers is there, as it is in a run: another process of torch takes seconds to start. `test_towers` asks it."""
     count = len(context.data.evaluation)
     return replace(context, predictions={name: sentiment.answers(made.path, count) for name, made in context.checkpoints.items()})
 

@@ -17,7 +17,7 @@ from foundation.core.errors import InputError
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 from tests.seldom import seldom
 
-NEW_TOKENS = 32
+NEW_TOKENS = 16
 PENALTY = 3.0
 """Random models repeat one token, and an error would be lost in that."""
 SETTINGS = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -68,8 +68,8 @@ def greedy(session: Session, ids: NDArray[np.int64], mask: NDArray[np.int64]) ->
     return seen[:, ids.shape[1] :]
 
 
-QUICK = {"llama", "bloom", "mistral"}
-"""`test_openvino_genai` asks eight kinds for their tokens, on the same graphs."""
+QUICK = {"bloom", "mistral"}
+"""Positions that are biases, and windows, next to padding. `test_openvino_genai` asks seven kinds for their tokens, on the same graphs."""
 
 
 @pytest.mark.whole

@@ -30,6 +30,7 @@ from prune.sparsify.sparsify import NO_SPEED, TWO_FOUR, Sparsify
 from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
 from quantize.quantize import Quantize
 from tests.foundation import tiny_gpt
+from tests.prune.conftest import context_of
 from tests.told import Told
 
 pytestmark = pytest.mark.whole
@@ -257,14 +258,20 @@ def test_whole_heads_and_neurons_are_found(checkpoint: Callable[..., Path], make
     assert rows["bert.encoder.layer.1.attention.self.value"]["outputs"] == 1
 
 
+@pytest.fixture(scope="module")
+def sparse(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a checkpoint with two zeros in four."""
+    folder, out = checkpoint("bert"), tmp_path_factory.mktemp("sparse")
+    made(Sparsify(**{**QUICK, "pattern": "2:4"}), folder, context_of(folder, out / "scratch", Told()), out / "sparse")
+    return out / "sparse"
+
+
 @pytest.mark.parametrize("second", [{"sparsity": 0.75}, {"pattern": "1:4"}, {"method": "wanda", "sparsity": 0.75}], ids=str)
 def test_a_second_time_leaves_the_zeros_of_the_first(
-    second: dict[str, Any], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    second: dict[str, Any], sparse: Path, make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    context = make_context()
-    first, _ = made(Sparsify(**{**QUICK, "pattern": "2:4"}), checkpoint("bert"), context, tmp_path / "first")
-    again = replace(context, scratch=tmp_path / "again")
-    model, figures = made(Sparsify(**{**QUICK, **second}), tmp_path / "first", again, tmp_path / "second")
+    first = load(sparse)
+    model, figures = made(Sparsify(**{**QUICK, **second}), sparse, make_context(), tmp_path / "second")
     assert figures["sparsity"] == pytest.approx(0.75, abs=0.01)
     for name, where in zeros(first).items():
         assert bool(zeros(model)[name][where].all())
@@ -298,17 +305,13 @@ def test_what_gets_no_zeros_or_no_whole_pattern_is_said(
     ],
     ids=["finetune", "qat", "ptq", "gptq", "awq", "fp8"],
 )
-def test_later_stages_keep_the_zeros(
-    stage: Any, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
-) -> None:
-    context = make_context()
-    sparse, _ = made(Sparsify(**{**QUICK, "pattern": "2:4"}), checkpoint("bert"), context, tmp_path / "sparse")
+def test_later_stages_keep_the_zeros(stage: Any, sparse: Path, make_context: Callable[..., Context], tmp_path: Path) -> None:
     after = tmp_path / "after"
     after.mkdir()
-    stage.run(artifact(tmp_path / "sparse", "sparsify"), replace(context, scratch=tmp_path / "later"), after)
+    stage.run(artifact(sparse, "sparsify"), make_context(), after)
     assert json.loads((after / "config.json").read_text())[NOTE] is True
     written = load_file(after / "model.safetensors")  # of a quantized checkpoint scale times code
-    for name, where in zeros(sparse).items():
+    for name, where in zeros(load(sparse)).items():
         assert bool((written[f"{name}.weight"][where] == 0).all())
 
 
