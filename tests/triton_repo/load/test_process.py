@@ -112,12 +112,12 @@ def test_errors_and_shed_requests_are_in_the_figures():
     with serving(Fake()) as fake:
         server = Address("grpc", fake.grpc_address)
         seed = next(s for s in range(99) if process.drawn(4, [4, 4, 9, 8], Load(concurrency=1, seed=s))[0] == [0])
-        load = Load(rate=100.0, seconds=1.5, timeout_s=0.3, outstanding=1, seed=seed)
+        load = Load(rate=100.0, seconds=0.9, timeout_s=0.3, outstanding=1, seed=seed)
         (found,) = load_test(server, examine(server), rows, [load])
     errors = {kind: about["n"] for kind, about in found["errors"].items()}
     assert all(errors.values()), errors
     assert found["shed"] > 20
-    assert found["n"] == found["answered"] + found["shed"] + sum(errors.values()) == len(process.poisson(100.0, 1.5, seed))
+    assert found["n"] == found["answered"] + found["shed"] + sum(errors.values()) == len(process.poisson(100.0, 0.9, seed))
     assert found["errors"]["timed_out"]["p50"] >= 290
     assert found["errors"]["refused"]["first"] == "the word was exhausted"
     assert found["latency_of_all_ms"]["p90"] is None
