@@ -36,8 +36,14 @@ def context(told: Any, tmp_path: Path) -> Context:
     )
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
-@pytest.mark.parametrize("method", ["fisher", "activation"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("gpt2", "fisher"),
+        ("mistral", "activation"),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in (("gpt2", "activation"), ("mistral", "fisher"))),  # either is above
+    ],
+)
 def test_it_is_pruned_and_trained_by_its_own_next_tokens(kind: str, method: Any, context: Context, tmp_path: Path) -> None:
     folder = tiny_gpt.checkpoint(kind)
     source = Artifact(folder, {"id": "baseline", "stage": "model", "digest": "0" * 64})

@@ -48,6 +48,12 @@ def blocks_context(told: Any, tmp_path: Path) -> Context:
     return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")
 
 
+def written(tmp_path: Path, kind: str, dtype: torch.dtype = torch.float32, **shape: Any) -> Path:
+    """Writes a model of two layers: what is said of a layer and the one behind it needs no third."""
+    depth: dict[str, Any] = {"n_layer" if kind == "gpt2" else "num_hidden_layers": 2}
+    return tiny.write(tmp_path / "model", kind, dtype, **depth, **shape)
+
+
 def quantized(folder: Path, context: Context, **settings: Any) -> tuple[Path, dict[str, Any]]:
     out = context.scratch.parent / f"out-{settings.get('stream')}"
     shutil.rmtree(out, ignore_errors=True)
@@ -96,7 +102,7 @@ ID = [" ".join(str(value) for value in settings.values()) for settings in NEARES
 def test_to_the_nearest_everything_is_equal(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context
 ) -> None:
-    folder = tiny.write(tmp_path / "model", kind, dtype)
+    folder = written(tmp_path, kind, dtype)
     if "exclude" in settings and kind == "gpt2":
         settings = {**settings, "exclude": ("*.1.*c_proj",)}
     (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
@@ -131,14 +137,14 @@ def test_to_the_nearest_everything_is_equal(
         ("llama", {}, {"scheme": "w8a8"}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8-dynamic", "smoothquant": {"alpha": 0.5, "prescale": False}}),
         ("gpt2", {}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.7}}),
-        ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}, "exclude": ("*.0.*v_proj", "*.2.*o_proj")}),
+        ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}, "exclude": ("*.0.*v_proj", "*.1.*o_proj")}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True, "symmetric": False}),
     ],
 )
 def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
     """The sums of a layer's inputs differ in the last bits: layers before it were shifted already."""
-    folder = tiny.write(tmp_path / "model", kind, **shape)
+    folder = written(tmp_path, kind, **shape)
     (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
     key = "awq" if settings.get("awq") else "smoothquant"
     for group, other in zip(found[key], expected[key], strict=True):
@@ -173,7 +179,7 @@ def test_rounded_by_outputs_everything_is_equal(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quantize.rounding.adaround.adaround.__kwdefaults__", {"steps": 20})
-    (whole, expected), (streamed, found) = both(tiny.write(tmp_path / "model", kind, dtype), blocks_context, group_size=16, **settings)
+    (whole, expected), (streamed, found) = both(written(tmp_path, kind, dtype), blocks_context, group_size=16, **settings)
     ours, theirs = codes(streamed), codes(whole)
     assert ours.keys() == theirs.keys()
     for name in ours:  # sums may differ in the last bits between layouts of a weight (Conv1D), and then a code flips at a boundary
@@ -182,7 +188,7 @@ def test_rounded_by_outputs_everything_is_equal(
         assert float(flips.float().mean()) <= (0.005 if kind == "gpt2" else 0)
     scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
     assert all(torch.equal(scales[0][name], scale) for name, scale in scales[1].items())
-    assert len({layer["name"].split("h.")[-1].split("layers.")[-1][0] for layer in found["rounding"]["layers"]}) == 3
+    assert len({layer["name"].split("h.")[-1].split("layers.")[-1][0] for layer in found["rounding"]["layers"]}) == 2
     for layer, other in zip(found["rounding"]["layers"], expected["rounding"]["layers"], strict=True):
         assert layer["name"] == other["name"]
         assert [layer[key] for key in ("error_nearest", "error")] == pytest.approx(
@@ -203,7 +209,7 @@ def test_ranges_and_factors_are_those_of_the_float_model_also_where_weights_are_
     settings: dict[str, Any], tmp_path: Path, blocks_context: Context
 ) -> None:
     """Sums differ in the last bits after a shift, and GPTQ passes a code that flips on to the next inputs."""
-    folder = tiny.write(tmp_path / "model", "llama", num_key_value_heads=4)
+    folder = written(tmp_path, "llama", num_key_value_heads=4)
     (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
     scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
     assert scales[0].keys() == scales[1].keys()
@@ -216,7 +222,7 @@ def test_ranges_and_factors_are_those_of_the_float_model_also_where_weights_are_
 
 
 def test_rounding_by_outputs_beats_the_nearest(tmp_path: Path, blocks_context: Context) -> None:
-    folder = tiny.write(tmp_path / "model", "gpt2", torch.bfloat16)
+    folder = written(tmp_path, "gpt2", torch.bfloat16)
     errors = {}
     for method in ("nearest", "gptq"):
         out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=64, rounding=method)
@@ -226,7 +232,7 @@ def test_rounding_by_outputs_beats_the_nearest(tmp_path: Path, blocks_context: C
 
 def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few outputs at a time, several shards, rows in small batches: nothing of that changes a code."""
-    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    folder = written(tmp_path, "llama", torch.bfloat16)
     settings = {"stream": True, "scheme": "w4a16", "group_size": 16, "rounding": "gptq"}
     out, _ = quantized(folder, blocks_context, **settings)
     expected = codes(out)
@@ -243,7 +249,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
 
 @pytest.mark.parametrize("settings", [*NEAREST[:1], *NEAREST[2:], {"scheme": "w8a8"}], ids=[*ID[:1], *ID[2:], "smoothed"])
 def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
-    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    folder = written(tmp_path, "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, **settings)
     processor, rows = (
         Checkpoint(out).preprocessor("text-generation", tiny.LENGTH, blocks_context.target),
@@ -259,7 +265,7 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
 def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
     symmetric: bool, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    folder = written(tmp_path, "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
     monkeypatch.setattr("foundation.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     found = streaming.StreamedModel(out).forward({"input_ids": IDS})
@@ -268,7 +274,7 @@ def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
 
 def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: Context) -> None:
     """In bfloat16 a weight may lie as far from the grid as the type moves it, and no further."""
-    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    folder = written(tmp_path, "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16)
     file, name = out / "model.safetensors", "model.layers.1.mlp.up_proj"
     stored = load_file(file)
@@ -348,7 +354,7 @@ def test_auto_streams_deep_models_that_are_rounded_by_outputs(
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tables_are_those_of_memory(kind: str, dtype: torch.dtype, tmp_path: Path, blocks_context: Context) -> None:
-    folder = tiny.write(tmp_path / "model", kind, dtype)
+    folder = written(tmp_path, kind, dtype)
     (whole, expected), (streamed, found) = both(folder, blocks_context, scheme="w4a16", group_size=16, embeddings=True)
     tables = load_tables(whole)
     assert tables.keys() == load_tables(streamed).keys() == expected["tables"].keys() == found["tables"].keys()
@@ -363,7 +369,7 @@ def test_tables_are_those_of_memory(kind: str, dtype: torch.dtype, tmp_path: Pat
 
 
 def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, blocks_context: Context, context: Context) -> None:
-    config = Checkpoint(tiny.write(tmp_path / "model", "llama"), "model.path").config
+    config = Checkpoint(written(tmp_path, "llama"), "model.path").config
     Quantize(stream=True).check(config, None, blocks_context)
     for settings, reason in (
         ({"mode": "qat"}, "mode: qat needs the whole model"),
@@ -379,7 +385,7 @@ def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, bl
 
 
 def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, blocks_context: Context) -> None:
-    folder = tiny.write(tmp_path / "model", "llama")
+    folder = written(tmp_path, "llama")
     with pytest.raises(InputError, match=r"stages\.quantize\.exclude: '\*nothing' matches no layer"):
         quantized(folder, blocks_context, stream=True, scheme="w4a16", exclude=("*nothing",))
 

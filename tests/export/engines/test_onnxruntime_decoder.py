@@ -83,7 +83,7 @@ def test_every_decoder_is_written_or_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
-    for asked in (prompts((9,)), prompts((1, 7, 12, 20, 33), seed=1)):
+    for asked in (prompts((9,)), prompts((1, 12, 20, 33), seed=1)):
         answers = engine(kind).generate(asked, decoding)
         for prompt, answer in zip(asked, answers, strict=True):
             assert [list(one) for one in answer.tokens] == in_transformers(kind, prompt)

@@ -36,7 +36,7 @@ def context(tmp_path: Path) -> Context:
     return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, Told(), tmp_path / "scratch")
 
 
-def checkpoint(kind: str, dtype: torch.dtype, context: Context, shape: Mapping[str, int] = MappingProxyType({}), **settings: Any) -> Path:
+def checkpoint(kind: str, dtype: torch.dtype, context: Context, shape: Mapping[str, Any] = MappingProxyType({}), **settings: Any) -> Path:
     out = context.scratch.parent / "quantized"
     out.mkdir()
     Quantize(stream=True, **settings).run(Artifact(tiny.write(context.scratch.parent / "model", kind, dtype, **shape), {}), context, out)
