@@ -60,7 +60,8 @@ def write_bert(folder: Path, layers: int = 2) -> Path:
     from transformers import AutoModelForSequenceClassification, BertConfig
 
     torch.manual_seed(0)
-    config = BertConfig(**{**SIZES, "num_hidden_layers": layers}, vocab_size=len(WORDS) + 5, max_position_embeddings=40, id2label={0: "negative", 1: "positive"})
+    sizes = {**SIZES, "num_hidden_layers": layers, "vocab_size": len(WORDS) + 5, "max_position_embeddings": 40}
+    config = BertConfig(**sizes, id2label={0: "negative", 1: "positive"})
     model = AutoModelForSequenceClassification.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
