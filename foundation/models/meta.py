@@ -64,7 +64,8 @@ def _caches_in(module: ModuleType) -> Iterator[CacheOfFunction[Any]]:
         members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == module.__name__ else [value]
         for member in members:
             function = getattr(member, "__func__", member)  # of a static or class method
-            yield from (found for found in (function, *_enclosed(function)) if isinstance(found, CacheOfFunction))
+            caches = (found for found in (function, *_enclosed(function)) if isinstance(found, CacheOfFunction))
+        yield from (cache for cache in caches if not str(cache.__module__).startswith(WITHOUT_TENSORS))  # also where it is imported
 
 
 def _enclosed(function: Any) -> list[Any]:

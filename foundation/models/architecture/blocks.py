@@ -66,6 +66,11 @@ class Kind:
         config: PreTrainedConfig = model.config
         return cls(type(model), config.to_json_string(), config)
 
+    @classmethod
+    def of_config(cls, config: PreTrainedConfig) -> Kind:
+        """Returns the kind of a config by itself, a copy of which it holds; `make` is for kinds of models."""
+        return cls(type(config), config.to_json_string(), copy.deepcopy(config))
+
     def make(self, config: PreTrainedConfig, on_meta: bool = True) -> PreTrainedModel:
         """Builds a model of this class from another config, with `nn.Linear` in place of `Conv1D` and weights that are not initialized.
 

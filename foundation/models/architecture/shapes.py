@@ -38,7 +38,7 @@ from foundation.labels.transcripts import TranscriptAnswer
 from foundation.labels.vector import VectorAnswer
 from foundation.models.architecture.attention import Attention, Attentions, find_attentions, is_layer, out_axis
 from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
-from foundation.models.architecture.blocks import block_of, blocks_of
+from foundation.models.architecture.blocks import Kind, block_of, blocks_of
 from foundation.models.architecture.dropped_tokens import drop_tokens
 from foundation.models.architecture.structure import Sizes, Structure, head_axes
 from foundation.models.heads.embedding import embedding_class
@@ -124,7 +124,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    axes = axes_of(on_meta(config), key)
+    given = Kind.of_config(config)
     nearest: tuple[Any, bool] | None = None
     problem: Exception = ValueError("no such sizes")
     most = tuple(max(of_stack) for of_stack in _by_stack(config, tuple(map(max, sizes.heads, sizes.cross or sizes.heads))))
@@ -135,7 +135,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             candidate = _stock(config, sizes, heads, head_dim)
             try:
                 type(candidate).from_dict(candidate.to_dict())  # configs validate themselves on construction
-                built = Structure.of(on_meta(candidate), key, axes).sizes
+                built = _sizes_as_built(Kind.of_config(candidate), given, key)
             except (InputError, StrictDataclassError, *REFUSED) as error:
                 problem = error
                 continue
@@ -167,6 +167,17 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
         ) from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes_as_built(kind: Kind, like: Kind, key: str) -> Sizes:
+    """Returns the sizes of the model of a config, whose axes are those of another config: they do not depend on its sizes."""
+    return Structure.of(on_meta(kind.config), key, _axes_of_config(like, key)).sizes
+
+
+@functools.lru_cache(maxsize=64)
+def _axes_of_config(kind: Kind, key: str) -> Axes:
+    return axes_of(on_meta(kind.config), key)
 
 
 def on_meta(config: PreTrainedConfig) -> nn.Module:
@@ -338,7 +349,7 @@ def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
     old = getattr(module, name)
     number = 1 - axis[1] if is_conv1d(module) and name == "weight" else axis[1]  # axes are counted as in `nn.Linear`
     new = torch.zeros([size if dim == number else length for dim, length in enumerate(old.shape)], dtype=old.dtype, device=old.device)
-    if new.ndim > 1:
+    if new.ndim > 1 and not new.is_meta:  # where Python code would draw nothing
         new.normal_(std=getattr(model.config, "initializer_range", 0.02))
     if isinstance(old, nn.Parameter):
         setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))

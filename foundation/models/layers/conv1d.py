@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from foundation.models.layers.experts import stacked_state
 from foundation.models.layers.weight_norm import fold_weight_norm, unfolded
+from foundation.models.library import uninitialized
 from foundation.models.meta import on_meta_device
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def stock_state(model: PreTrainedModel) -> dict[str, Tensor]:
     Args:
         model: A model after `with_linears`; its layers may have been replaced since.
     """
-    with on_meta_device():
+    with on_meta_device(), uninitialized():
         stock = type(model)(model.config)
     transposed = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
     state = {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}
