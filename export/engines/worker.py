@@ -38,7 +38,7 @@ from foundation.machine.process import peak_memory_bytes
 from foundation.machine.waits import ThreadWaits
 from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows
-from foundation.measure.samples import CLEAN, enough
+from foundation.measure.samples import enough, is_undisturbed
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import merged
 
@@ -105,7 +105,7 @@ class Worker:
             wall.append(self._time(features))
             cpu.append(time.process_time() - started)
             waited.append(waits.waited_ms())
-            if (waited[-1] or 0.0) <= CLEAN * 1e3 * wall[-1]:
+            if is_undisturbed(1e3 * wall[-1], waited[-1] or 0.0):
                 count, clean_s = count + 1, clean_s + wall[-1]
         waits.close()
         times = {"samples_ms": [1e3 * one for one in wall], "cpu_ms": [1e3 * one for one in cpu], "waited_ms": waited}

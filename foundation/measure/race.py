@@ -2,6 +2,8 @@
 
     after a turn   an engine leaves if another one is faster at every shape, and by the geometric mean of the ratios faster by
                    `MARGINS[turn]`, the 95 % interval of that mean being above it
+    busy           where a figure is worthless, an engine leaves if at every shape its least possible time, the processor time divided by
+                   the threads, is over the time that the other one took on the busy machine by `MARGINS[0]`
     stays          whatever is `always` timed, such as the reference in torch, and of every group the fastest. A group has one model in one
                    precision, so that a choice by accuracy has a well-timed engine too
 
@@ -91,11 +93,18 @@ def _beats(one: int, other: int, found: Mapping[int, Mapping[Shape, Figures]]) -
     cells = [(found[one][shape], slow) for shape, slow in found[other].items()]
     gaps = [(math.log(slow.p50 / fast.p50), _variance(fast, slow)) for fast, slow in cells]
     turns = min(len([one for one in slow.medians if one is not None]) for _, slow in cells)
-    if any(fast.busy or slow.busy for fast, slow in cells) or any(gap <= 0 for gap, _ in gaps):
+    if any(fast.busy or slow.busy for fast, slow in cells):
+        return all(_is_apart(fast, slow) for fast, slow in cells)
+    if any(gap <= 0 for gap, _ in gaps):
         return False
     middle, error = float(np.mean([gap for gap, _ in gaps])), math.sqrt(sum(variance for _, variance in gaps)) / len(gaps)
     reach = 1.96 if turns < 2 else quantile(len(gaps) * (turns - 1))
     return middle - reach * error > math.log1p(MARGINS[min(turns, len(MARGINS)) - 1])
+
+
+def _is_apart(fast: Figures, slow: Figures) -> bool:
+    """Whether an engine is faster than another one whatever else the machine did."""
+    return fast.bounds is not None and slow.bounds is not None and slow.bounds[0] > (1 + MARGINS[0]) * fast.bounds[1]
 
 
 def _variance(fast: Figures, slow: Figures) -> float:

@@ -3,7 +3,7 @@
 A sample is the wall time of a call, with the processor time of the engine's process and the time that its threads waited for a core
 (`foundation.machine.waits`).
 
-    undisturbed   waited <= 5 % of the wall time
+    undisturbed   waited <= 5 % of the wall time, or <= `OWN_WAITS_MS`
     figures       of the undisturbed samples, if there are `MIN_CLEAN` of them, of two turns at least, or if they are half of all
     estimated     otherwise: a disturbed call would have taken  min(wall, processor time / p).  p is the processor time per wall time of
                   undisturbed calls of this engine, here or at other shapes
@@ -32,6 +32,9 @@ from foundation.measure.turns import half_width
 
 CLEAN = 0.05
 """Share of a call that its threads may wait for a core in an undisturbed one."""
+OWN_WAITS_MS = 0.4
+"""What threads of a call may wait for each other. On a quiet machine a call of OpenVINO's with two threads, which takes 0.4 ms, waits for
+0.1 to 0.3 ms; other work lets nobody wait for less than a time slice of the kernel, 0.75 to 4 ms."""
 MIN_CLEAN = 6
 WAITED = 0.5
 NOISY = 0.25
@@ -59,7 +62,7 @@ class Turn:
     @property
     def clean(self) -> NDArray[np.bool_]:
         """Which samples are undisturbed; all where the engine does not report it."""
-        return np.ones(len(self.wall), bool) if self.waited is None else self.waited <= CLEAN * self.wall
+        return np.ones(len(self.wall), bool) if self.waited is None else self.waited <= np.maximum(CLEAN * self.wall, OWN_WAITS_MS)
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,18 @@ class Figures:
     """Share of the samples taken; None where the engine does not report it."""
     estimated: bool
     busy: bool
+    bounds: tuple[float, float] | None = None
+    """What the median of undisturbed calls lies between, ms; None where no processor time is reported."""
 
     @property
     def p50(self) -> float:
         """The median, ms."""
         return float(np.median(self.samples))
+
+
+def is_undisturbed(wall_ms: float, waited_ms: float) -> bool:
+    """Whether a call waited for nothing but its own threads."""
+    return waited_ms <= max(CLEAN * wall_ms, OWN_WAITS_MS)
 
 
 def enough(count: int, seconds: float, least: int, most: int, limit_s: float) -> bool:
@@ -142,7 +152,14 @@ def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None 
         disturbed=1 - clean / count if is_watched else None,
         estimated=not is_clean and estimable,
         busy=(not is_clean and (not estimable or known_spread is None or _waiting(taken) > WAITED)) or (len(known) >= 3 and half > NOISY),
+        bounds=_bounds(taken, threads) if estimable else None,
     )
+
+
+def _bounds(turns: Sequence[Turn], threads: int) -> tuple[float, float]:
+    """Returns what the median of undisturbed calls lies between: at best all threads share the work, and waiting adds time."""
+    work = np.concatenate([turn.cpu for turn in turns if turn.cpu is not None])
+    return float(work.min()) / threads, float(np.median(np.concatenate([turn.wall for turn in turns])))
 
 
 def _estimated(turn: Turn, spread: float) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foundation.measure.samples import CLEAN, enough
+from foundation.measure.samples import enough, is_undisturbed
 
 SLICE_MS = 3.0
 WARM_UP_MS = 100.0
@@ -79,7 +79,7 @@ class Process:
             enough(count, clean_s, least, most, seconds) or enough(len(samples), _seconds(samples), 2 * least, 2 * most, 2 * seconds)
         ):
             samples.append(self._call(quiet))
-            if samples[-1][2] <= CLEAN * samples[-1][0]:
+            if is_undisturbed(samples[-1][0], samples[-1][2]):
                 count, clean_s = count + 1, clean_s + samples[-1][0] / 1e3
         wall, cpu, waited = (list(column) for column in zip(*samples, strict=True))
         machine.spent_ms += sum(wall)

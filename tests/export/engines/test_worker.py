@@ -14,7 +14,7 @@ from export.engines.worker import synthetic
 from foundation.machine.process import environment
 from foundation.measure.engine_process import EngineError, EngineProcess
 from foundation.measure.predictions import predict
-from foundation.measure.samples import CLEAN
+from foundation.measure.samples import is_undisturbed
 from foundation.models.checkpoint import load
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
@@ -82,7 +82,7 @@ def test_no_other_library_starts_threads_beside_an_engine(name: str) -> None:
 @pytest.mark.parametrize(("least", "most", "seconds", "count"), [(5, 9, 0.0, 5), (2, 9, 60.0, 9)])
 def test_samples_are_counted(ort: EngineProcess, least: int, most: int, seconds: float, count: int) -> None:
     answer = ort.ask("measure", batch=2, sequence=8, least=least, most=most, seconds=seconds)
-    undisturbed = sum(waited <= CLEAN * wall for wall, waited in zip(answer["samples_ms"], answer["waited_ms"], strict=True))
+    undisturbed = sum(is_undisturbed(wall, waited) for wall, waited in zip(answer["samples_ms"], answer["waited_ms"], strict=True))
     assert undisturbed == count or len(answer["samples_ms"]) == 2 * count
     assert len(answer["cpu_ms"]) == len(answer["samples_ms"])
     assert all(sample > 0 for sample in answer["samples_ms"])

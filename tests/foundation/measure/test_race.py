@@ -58,6 +58,20 @@ def test_what_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(len(row.turns_ms) >= TURNS for _, row in rows)
 
 
+@pytest.mark.parametrize("load", [1.0, 4.0])
+def test_far_slower_engines_leave_a_busy_machine_too(load: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    times = {"reference": 40.0, "fast": 4.0, "near": 4.4, "slow": 60.0, "slowest": 200.0}
+    machine = Machine(load=load)
+    jobs = [Simulated(name, dict.fromkeys(SHAPES, time), machine, spins=0.5) for name, time in times.items()]
+    race = Race([Rival("torch", always=True), *[Rival("int8")] * 4])
+    rows = measure(jobs, SHAPES, Told(), race, Still())  # type: ignore[arg-type]
+    assert any(row["busy"] for row in rows)
+    turns = {name: max(len(row["turns_ms"]) for row in rows if row["engine"] == name) for name in times}
+    assert turns["slow"] == turns["slowest"] == 1
+    assert min(turns["reference"], turns["fast"], turns["near"]) >= TURNS
+
+
 def test_a_goal_on_the_p99_takes_200_samples_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
     job = Simulated("a", dict.fromkeys(SHAPES, 12.0), Machine())
