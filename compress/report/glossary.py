@@ -150,8 +150,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "speedup",
             "Speed-up",
-            "p50 of the baseline in torch (fp32, eager) divided by the p50 here, same shape, device and threads. The headline is the worst "
-            "of the target shapes.",
+            "Time of the baseline in torch (fp32, eager) divided by the time here, same shape, device and threads. Engines take turns; the "
+            "ratio is formed within each turn and averaged (geometric mean). The headline is the worst of the target shapes.",
         ),
         Term("throughput", "Rows/s", "Rows per second: batch size times samples, divided by their total time."),
         Term("samples", "Samples / median", "Spread of the samples around their median: thin line 5 to 95 %, thick line 25 to 75 %."),
