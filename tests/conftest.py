@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from compress.run.speed import Speed
 from foundation.core.resampling import RESAMPLES
+from foundation.machine.environment import cache_folder
 from tests import few_draws, without_clocks
 from tests.engines_inside import inside
 from tests.traced_once import traced_once
@@ -63,11 +64,22 @@ def _graphs_are_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session", autouse=True)
 def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test times this machine, nor tells the user's cache folder of it; a pool of threads of OpenMP would also stop forked processes."""
-    folder = tmp_path_factory.mktemp("speed")
+    """No test times this machine, whose pool of threads of OpenMP would also stop forked processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compress.run.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9))
-        patch.setattr("compress.run.speed.cache_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_user_stays_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs record of this machine goes into a folder of the tests; the environment of the server is the user's."""
+    folder, own = tmp_path_factory.mktemp("cache"), cache_folder()
+    (folder / own.name).mkdir()
+    for entry in own.iterdir() if own.is_dir() else ():
+        if entry.name.startswith("server-"):
+            (folder / own.name / entry.name).symlink_to(entry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
 
 
