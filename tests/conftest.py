@@ -8,6 +8,7 @@ import sys
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ def pytest_unconfigure() -> None:
 
 def pytest_runtest_setup() -> None:
     """Every test draws the same numbers, whichever ones ran before it in its process."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():  # `torch.manual_seed` would format two stacks for devices that are not
+        torch.cuda.manual_seed_all(0)
     np.random.seed(0)  # what libraries draw from
     _share_the_registry_of_the_exporter()
 
@@ -55,10 +58,16 @@ def _share_the_registry_of_the_exporter() -> None:
         registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _graphs_are_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def folder_of_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the graphs of this run of the tests lie, of all its processes."""
     own = tmp_path_factory.getbasetemp()
-    with traced_once((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"):
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_are_traced_once(folder_of_traces: Path) -> Iterator[None]:
+    with traced_once(folder_of_traces):
         yield
 
 

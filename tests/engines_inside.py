@@ -1,8 +1,8 @@
 """Engines inside the process of the tests, for whole runs whose tests are about something else than processes.
 
 A process of torch takes seconds to start, one of another engine most of a second, and a whole run starts a dozen. What passes is the same:
-lines of JSON and files, answered by `export.engines.worker`. `tests/export/engines/test_worker.py`, `tests/export/test_export.py`,
-`tests/test_pipeline.py` and `tests/test_python_api.py` start the processes.
+lines of JSON and files, answered by `export.engines.worker`. `tests/export/engines/test_worker.py`, `tests/export/test_export.py` and,
+to time them, `tests/test_pipeline.py` start the processes.
 """
 
 from __future__ import annotations

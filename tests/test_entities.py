@@ -36,9 +36,9 @@ TASK = "token-classification"
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [16], "threads": 1}
 
 
-def recipe(folder: Path, stages: list[Any], layers: int = 1, head: str = "new", engine: str = "onnxruntime") -> Any:
+def recipe(folder: Path, stages: list[Any], head: str = "new", engine: str = "onnxruntime") -> Any:
     data = entities.write(folder / "data", {"train": 340, "test": 60})
-    model = {"path": str(entities.checkpoint(layers)), "task": TASK, "head": head}
+    model = {"path": str(entities.checkpoint()), "task": TASK, "head": head}
     target = {**TARGET, "engines": [engine]}
     given = {"name": "tiny", "model": model, "data": {"path": str(data), "max_length": 32}, "target": target, "stages": stages}
     return check(given)
@@ -54,7 +54,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         {"export": {}},
         {"triton_repo": {"serve": False, "aggregation": "average"}},
     ]
-    outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    outcome = run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
     assert report["metric"] == {"name": "entity_f1", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:

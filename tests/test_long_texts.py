@@ -97,6 +97,7 @@ def test_an_answer_is_that_of_all_windows(aggregate: str) -> None:
     assert np.abs(found - predict(model, prepared(""), rows, 4)).max() > 1e-2
 
 
+@pytest.mark.usefixtures("engines_inside")
 def test_an_engine_answers_with_all_windows(tmp_path: Path) -> None:
     from export.engines.spec import torch_spec
     from foundation.measure.engine_process import EngineProcess

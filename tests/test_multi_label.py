@@ -61,11 +61,11 @@ LONG: list[Any] = [
 """`test_entities` takes these stages in every test run."""
 
 
-@pytest.mark.parametrize("stages", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
-def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stages", "layers"), [(SHORT, 1), pytest.param(LONG, 2, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_a_run_from_training_to_the_repository(stages: list[Any], layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [*stages, {"export": {}}, {"triton_repo": {"serve": False}}]
-    outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    outcome = run(recipe(tmp_path, stages, layers), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
     assert report["metric"] == {"name": "micro_f1", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import locked, open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
+from foundation.machine.process import spawn
+from foundation.measure import latency
 from foundation.measure.fastest import FAR
 from foundation.measure.race import BLOCKS
 from tests import without_clocks
@@ -53,9 +56,17 @@ def recipe() -> Recipe:
 
 @pytest.fixture(scope="module")
 def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    with pytest.MonkeyPatch.context() as patch:
-        without_clocks.hurry(patch)  # engines in processes of their own, timed for a moment
+    with pytest.MonkeyPatch.context() as patch, inside():
+        without_clocks.hurry(patch)  # engines are timed in processes of their own, for a moment; `test_export` evaluates them in processes
+        patch.setattr("foundation.measure.latency.measure", partial(in_processes, latency.measure))
         return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=ConsoleProgress("quiet"))
+
+
+def in_processes(measure: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function whose engines open in processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foundation.measure.engine_process.spawn", spawn)
+        return measure(*arguments)
 
 
 @pytest.fixture
@@ -193,6 +204,7 @@ def test_flipped_byte_is_named_by_verify_and_made_again_by_run(recipe: Recipe, c
     assert any("damaged" in warning for warning in progress.warnings)
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_verify_reloads_the_engines(finished: Outcome) -> None:
     told: list[str] = []
     assert verify(finished.folder, log=told.append) == []

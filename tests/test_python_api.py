@@ -19,14 +19,15 @@ from foundation.core.progress import Progress
 from foundation.measure.engine_process import Job
 from foundation.measure.latency import Cell, Shape
 from foundation.measure.samples import Turn
+from tests.tiny_recipes import tiny_vit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "python-api.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
 SHRUNK = [
-    "model.config.num_hidden_layers=1",
-    "model.config.hidden_size=48",
-    "stages.finetune.epochs=1",
+    *(f"model.config.{name}={value}" for name, value in tiny_vit("tiny")["model"]["config"].items()),  # whose graph other tests trace, too
+    "stages.finetune.epochs=0.2",
+    "stages.quantize.calibration.rows=64",
     "stages.triton_repo.serve=false",
     "target={engines: [openvino], batch_sizes: [1], threads: 1}",
 ]
@@ -62,6 +63,7 @@ def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *w
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("engines_inside")
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("foundation.measure.latency.measure", untimed)
     names = run_blocks(tmp_path, monkeypatch, SLOW)

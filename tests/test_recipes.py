@@ -26,6 +26,7 @@ from tests import entities, questions, tiny_captions, tiny_collection, tiny_embe
 from tests.export import sentiment
 from tests.foundation import tiny_gpt
 from tests.report_keys import undocumented
+from tests.tiny_recipes import tiny_vit
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
@@ -70,21 +71,23 @@ def one_step(stage: Any) -> list[str]:
 
 TRAIN, TEST = 96, 40
 """Rows of the splits."""
+CLASSES = 10
+"""Kinds of images, as many as those of scikit-learn's digits."""
 STANDS_FOR = {"tensorrt": "onnxruntime", "openvino": "onnxruntime"}
 """The engine of a test by the first engine of a recipe: it runs on any CPU, and opens in a tenth of the time."""
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # one float build
+    for engine in ("openvino", "openvino_genai", "openvino_seq2seq"):
+        monkeypatch.setattr(f"export.engines.{engine}.computes_bf16", lambda: False)  # one float build
     without_clocks.hurry(monkeypatch)
     monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     settings += shrunk(recipe, tmp_path)
-    facts = recipe.model.facts
-    engine = engine_of(recipe)
+    facts, engine = recipe.model.facts, engine_of(recipe)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
@@ -113,7 +116,8 @@ def shrunk(recipe: Recipe, folder: Path) -> list[str]:
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{stage.id}.augment=null" for stage in recipe.stages if getattr(stage, "augment", None)]  # no mask token
     generates = recipe.model.facts.generates
-    settings += [f"stages.{name}.generation.prompts=4" for name, stage in stages.items() if stage == "export" and generates]
+    few = ("prompts=4", "tokens=3")
+    settings += [f"stages.{name}.generation.{one}" for name, stage in stages.items() if stage == "export" and generates for one in few]
     settings += [f"target={{device: cpu, engines: [{engine_of(recipe)}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = recipe.model.facts
     by_form = {Tokens: generation_settings, Tags: entity_settings, Spans: question_settings, Candidates: reranking_settings}
@@ -141,10 +145,11 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
                 elif facts.multi_label:
                     label = ("", "negative", "positive", "negative, positive")[row % 4]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
-    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    layers = 2 if not (facts.regression or facts.multi_label) and any(stage.NAME == "distill" for stage in recipe.stages) else 1
     model = [f"model.path={sentiment.checkpoint(layers)}"]
     if recipe.model.path is None:
-        sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+        sizes |= {"max_position_embeddings": sentiment.LENGTH}
         model = [*(f"model.config.{key}={value}" for key, value in sizes.items()), f"tokenizer={sentiment.checkpoint(layers)}"]
     return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
 
@@ -156,21 +161,18 @@ def entity_settings(recipe: Recipe, folder: Path) -> list[str]:
     for split, count in {"train": TRAIN, "test": TEST}.items():
         rows = [{tokens: words, label: tags} for words, tags in entities.sentences(count, seed=count)]
         (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
-    return [f"model.path={entities.checkpoint(layers)}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=32"]
+    return [f"model.path={entities.checkpoint()}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=32"]
 
 
 def question_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes questions with contexts, some of several windows, and names a tiny model."""
-    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
     data = questions.write(folder / "data", {"train": TRAIN, "test": TEST})
-    return [f"model.path={questions.checkpoint(layers)}", f"data.path={data}", f"data.max_length={questions.LENGTH}", "data.stride=12"]
+    return [f"model.path={questions.checkpoint()}", f"data.path={data}", f"data.max_length={questions.LENGTH}", "data.stride=12"]
 
 
 def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes pairs of sentences with scores, or queries and documents, and names a tiny model of sentence-transformers."""
-    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
-    model = [f"model.path={tiny_embedding.folder(folder / 'source', layers)}", "data.max_length=16"]
+    model = [f"model.path={tiny_embedding.folder(folder / 'source')}", "data.max_length=16"]
     if recipe.model.facts.searches:
         return [*model, f"data.path={tiny_collection.folder(folder / 'data', train=30)}"]
     columns = recipe.data.columns.model_dump(exclude_none=True)
@@ -185,38 +187,45 @@ def reranking_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes lines of text under the column name of the recipe; the model gets one layer (three to lose some), the tokenizer few tokens."""
+    """Writes lines of text under the column name of the recipe; the model gets one layer or two, the tokenizer few tokens.
+
+    GPT-2 has the sizes and the activation of `tiny_gpt`, whose graph other tests trace, too.
+    """
     (folder / "data").mkdir()
     for seed, (split, count) in enumerate({"train": TRAIN, "test": 60}.items()):
         lines = tiny_gpt.text(count, seed).splitlines(keepends=True)
         names = list(recipe.data.columns.model_dump(exclude_none=True).values())  # a text, or a source and a target
         rows = "".join(json.dumps(dict.fromkeys(names, line.strip() or "a")) + "\n" for line in lines)
         (folder / "data" / f"{split}.jsonl").write_text(rows)
-    layers = 3 if any("layers" in getattr(stage, "granularity", ()) for stage in recipe.stages) else 1
     sizes = {
-        "gpt2": {"n_layer": layers, "n_embd": 32, "n_head": 2, "n_positions": 16},
+        "gpt2": {**tiny_gpt.CONFIGS["gpt2"], "activation_function": "gelu_new"},
         "t5": {"num_layers": 1, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_heads": 2},
-        "mixtral": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 16},
+        "mixtral": {
+            "num_hidden_layers": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_local_experts": 4,
+            "max_position_embeddings": 16,
+        },
     }[recipe.model.config["model_type"]]
     smaller = [f"model.config.{key}={value}" for key, value in sizes.items()]
     return [f"data.path={folder / 'data'}", "data.max_length=16", "tokenizer.vocab_size=300", *smaller]
 
 
 def image_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes random images, a folder for each class; the model gets one layer. scikit-learn's digits stay, cut to 40 in evaluation."""
+    """Writes random images, a folder for each class; the model gets the sizes of `tiny_vit`, whose graph other tests trace, too."""
     random, channels = np.random.default_rng(0), recipe.model.config.get("num_channels", 3)
-    size = recipe.model.config["image_size"]
+    sizes = {name: value for name, value in tiny_vit("tiny")["model"]["config"].items() if name not in ("model_type", "num_channels")}
     for split, count in {"train": TRAIN, "test": TEST}.items():
         for index in range(count):
-            target = folder / "data" / split / f"class{index % 4}" / f"{index}.png"
+            target = folder / "data" / split / f"class{index % CLASSES}" / f"{index}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
-            pixels = random.integers(0, 256, (size, size, channels), dtype=np.uint8)
+            pixels = random.integers(0, 256, (sizes["image_size"], sizes["image_size"], channels), dtype=np.uint8)
             Image.fromarray(pixels.squeeze(-1) if channels == 1 else pixels).save(target)
     return [
         f"data.path={folder / 'data'}",
         "data.columns={image: null, label: null}",
-        "model.config.num_hidden_layers=1",
-        "model.config.hidden_size=48",
+        *(f"model.config.{name}={value}" for name, value in sizes.items()),
     ]
 
 
@@ -238,13 +247,8 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes short sounds, a folder for each class or text; the model gets one layer, and one of waveforms its length in samples."""
     data = tiny_sounds.folder(folder / "data", train=TRAIN, test=TEST, longest=0.3)
-    two = {
-        "num_feat_extract_layers": 2,
-        "conv_dim": [32, 32],
-        "conv_kernel": [20, 10],
-        "conv_stride": [20, 8],
-    }
-    narrow = [f"model.config.{key}={value}" for key, value in two.items()] if "conv_dim" in recipe.model.config else []
+    one = {"num_feat_extract_layers": 1, "conv_dim": [32], "conv_kernel": [160], "conv_stride": [160]}
+    narrow = [f"model.config.{key}={value}" for key, value in one.items()] if "conv_dim" in recipe.model.config else []
     lengths = [] if recipe.data.max_seconds is None else ["data.max_seconds=0.3", "target.sequence_lengths=[2400]"]
     return [
         f"data.path={data}",

@@ -156,7 +156,7 @@ def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:
 
 def of_triplets(folder: Path, stages: list[Any], layers: int = 1, **columns: str) -> Any:
     """Returns a recipe that trains on pairs or triplets without scores and is judged by pairs with scores."""
-    data = tiny_embedding.triplets(folder / "data", validation=1, test=1)
+    data = tiny_embedding.triplets(folder / "data", train=120, validation=1, test=1)
     scored = {"columns": {"text": "first", "text_pair": "second", "label": "score"}}
     tiny_embedding.pairs(folder / "scored", train=60)
     files = {
@@ -185,7 +185,7 @@ def test_triplets_are_trained_on_and_pairs_with_scores_judge(tmp_path: Path) -> 
     losses = [epoch["triplet"] for epoch in losses_of(outcome.folder, "finetune")]
     assert losses[0] > losses[-1]
     manifest = json.loads(next(outcome.folder.glob("stages/finetune-*/manifest.json")).read_text())["metrics"]
-    assert manifest["steps"] == 3 * 30  # 300 triplets, 10 in a batch
+    assert manifest["steps"] == 3 * 12  # 120 triplets, 10 in a batch
     assert manifest["selection"]["metric"] == "spearman"
     assert [variant["accuracy"]["torch"]["n"] for variant in outcome.report["variants"]] == [40, 40]
 
@@ -209,7 +209,7 @@ def test_every_stage_learns_from_rows_without_scores(columns: dict[str, str], tm
 @pytest.mark.whole
 def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     stages = [{"finetune": {"epochs": 3, "learning_rate": 1e-3, "keep": "last"}}, {"quantize": {"calibration": {"rows": 64}}}]
-    raw = tiny_embedding.recipe("tiny", tiny_embedding.folder(tmp_path / "source"), tiny_embedding.triplets(tmp_path / "data"))
+    raw = tiny_embedding.recipe("tiny", tiny_embedding.folder(tmp_path / "source"), tiny_embedding.triplets(tmp_path / "data", train=120))
     raw["model"]["task"] = "sentence-triplets"
     raw["data"]["columns"] = {"text": "anchor", "text_pair": "positive"}
     outcome = run(check({**raw, "target": TARGET, "stages": stages}), tmp_path / "run", progress=ConsoleProgress("silent"))
@@ -228,7 +228,7 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_margins_of_several_negatives_are_trained_on(tmp_path: Path) -> None:
-    data = tiny_embedding.triplets(tmp_path / "data")
+    data = tiny_embedding.triplets(tmp_path / "data", train=120)
     rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):  # one to three negatives
         row["negative"] = [row["negative"], *(f"not {'not ' * step}{row['anchor']}" for step in range(number % 3))]
@@ -245,7 +245,7 @@ def test_margins_of_several_negatives_are_trained_on(tmp_path: Path) -> None:
     losses = [epoch["margin_mse"] for epoch in losses_of(outcome.folder, "finetune")]
     assert losses[1] < losses[0]
     manifest = json.loads(next(outcome.folder.glob("stages/finetune-*/manifest.json")).read_text())["metrics"]
-    assert manifest["steps"] == 2 * 38  # 300 rows of five texts, 8 in a batch
+    assert manifest["steps"] == 2 * 15  # 120 rows of five texts, 8 in a batch
     assert losses_of(outcome.folder, "distill")[0]["margin_mse"] < 1e-3  # of the same layers
     assert [variant["accuracy"]["torch"]["n"] for variant in outcome.report["variants"]] == [40, 40]
 

@@ -1,6 +1,7 @@
 """The graphs that tests share are those of the same model with the same weights, exported in the same way."""
 
 import shutil
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,40 @@ def test_a_graph_is_traced_anew_where_anything_differs(tmp_path: Path, traced: l
         assert exported(Model()) == f"y{len(numbers) + 1}"
 
 
+def test_dropout_is_read_in_training_alone(tmp_path: Path, traced: list[Any]) -> None:
+    with traced_once(tmp_path):
+        for mode, share in product((False, True), (0.1, 0.3)):
+            model = Model(hidden_dropout_prob=share)
+            model.inner = nn.Dropout(share)
+            torch.onnx.export(model.train(mode), (torch.ones(1),))
+    assert [(model.training, model.inner.p) for model, *_ in traced] == [(False, 0.1), (True, 0.1), (True, 0.3)]
+
+
+def test_weights_that_are_not_apart_have_to_be_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[nn.Module] = []
+
+    def export(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
+        asked.append(model)
+        held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model.named_parameters()]
+        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "held", [], [], held)))
+
+    def drawn_with(seed: int, bias: float) -> nn.Module:
+        model = Model()
+        torch.manual_seed(seed)
+        for value in model.parameters():
+            nn.init.normal_(value) if value.ndim == 2 else nn.init.constant_(value, bias)
+        return model
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    models = [drawn_with(1, 0.0), drawn_with(2, 0.0), drawn_with(2, 1.0)]
+    with traced_once(tmp_path):
+        graphs: list[Any] = [torch.onnx.export(model, (torch.ones(1),)) for model in models]
+    assert asked == [models[0], models[2]]
+    for model, made in zip(models, graphs, strict=True):
+        held = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.model_proto.graph.initializer}
+        assert all((held[name] == value.detach().numpy()).all() for name, value in model.named_parameters())
+
+
 def test_what_the_tests_share_is_left_as_it_was(tmp_path: Path, traced: list[Any]) -> None:
     with traced_once(tmp_path):
         first: Any = torch.onnx.export(Model(), (torch.ones(1),))
@@ -101,7 +136,10 @@ def drawn(folder: Path, source: Path, seed: int) -> Path:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("family", seldom(tiny.CONFIGS, tiny.CONFIGS.keys() - {"distilbert", "vit"}))
-def test_other_weights_come_to_the_bytes_of_another_trace(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_weights_come_to_the_bytes_of_another_trace(
+    family: str, folder_of_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the traces is that of any test."""
     tiny.write(tmp_path / "source", family)
     prepared, traces = tiny.preprocessor(family), list[Any]()
     really(monkeypatch)
@@ -113,10 +151,11 @@ def test_other_weights_come_to_the_bytes_of_another_trace(family: str, tmp_path:
 
     monkeypatch.setattr(torch.onnx, "export", counted)
     one, other = (drawn(tmp_path / f"{seed}", tmp_path / "source", seed) for seed in (1, 2))
-    with traced_once(tmp_path / "traced"):
+    with traced_once(folder_of_traces):
         export_float(Checkpoint(one), prepared, tmp_path / "one.onnx")
+        before = len(traces)
         put_in = export_float(Checkpoint(other), prepared, tmp_path / "put in.onnx").read_bytes()
-    assert len(traces) == 1
+    assert len(traces) == before <= 1
     assert (
         export_float(Checkpoint(other), prepared, tmp_path / "traced.onnx").read_bytes() == put_in != (tmp_path / "one.onnx").read_bytes()
     )

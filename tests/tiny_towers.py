@@ -68,6 +68,8 @@ def stock(kind: str = "clip", layers: int = 1, seed: int = 0) -> Any:
         for name, value in model.named_parameters():
             if value.ndim > 1 and "probe" not in name:
                 value.normal_(std=0.2)
+            elif value.ndim == 1:  # vectors that differ, so that graphs of other weights need no other trace
+                value.add_(0.05 * torch.randn_like(value))
         model.logit_scale.fill_(2.0)
         if hasattr(model, "logit_bias"):
             model.logit_bias.fill_(-1.0)

@@ -7,7 +7,8 @@ and the settings; what is made of the graph afterwards is made each time.
 
 A model that differs in its weights alone, as the int8 variant of a run does, has the same graph with other weights: they are put in where
 each of them is found as it is, or turned, in the graph that was traced. `test_traced_once.py` compares that with traces. It is not done
-where a graph holds anything that is made of weights, nor where weights are alike or all the same, which the exporter merges or leaves out.
+where a graph holds anything that is made of weights. Weights that are alike or all the same, which the exporter merges or leaves out, have
+to be equal.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
+import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +36,12 @@ SIMPLE = (bool, int, float, str, tuple, list, type(None))
 LARGEST = 16_000_000
 """Parameters of the models whose graphs are kept."""
 FLOAT = onnx.TensorProto.FLOAT
-UNREAD = ("_name_or_path", "name_or_path", "id2label", "label2id", "problem_type", "architectures")
-"""What a config says that no graph is made of: where a model was loaded from, names of labels, and the loss."""
+UNREAD = frozenset(
+    ("_name_or_path", "name_or_path", "id2label", "label2id", "problem_type", "architectures", "initializer_range", "initializer_factor")
+)
+"""What a config says that no graph is made of: where a model was loaded from, names of labels, the loss, and how weights are drawn."""
+DROPOUT = re.compile(r"^p$|dropout|_pdrop$|layerdrop$")
+"""Shares of what is left out in training, which graphs of other models do not read."""
 
 
 @contextmanager
@@ -46,16 +53,19 @@ def traced_once(folder: Path) -> Iterator[None]:
     def export_once(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
         if sum(weight.numel() for weight in model.parameters()) > LARGEST:
             return export(model, example, **settings)
-        alike, weights = folder / key(model, example, settings), weights_of(model)
-        file = alike.with_name(f"{alike.name}-{digest(weights)}")
-        for known in (file, alike) if are_apart(weights) else (file,):
+        weights = weights_of(model)
+        apart = apart_in(weights)
+        rest = {name: weight for name, weight in weights.items() if name not in apart}
+        name = key(model, example, settings)
+        file, alike = folder / f"{name}-{digest(weights)}", folder / f"{name}-like-{digest(rest)}"
+        for known in (file, alike):
             if known.is_file():
                 graph, places = pickle.loads(known.read_bytes())
                 return SimpleNamespace(model_proto=with_weights(onnx.load_from_string(graph), places, weights))
         program: Any = export(model, example, **settings)
-        graph, places = program.model_proto.SerializeToString(), places_of(program.model_proto, model)
+        graph, places = program.model_proto.SerializeToString(), places_of(program.model_proto, model, apart)
         _write(file, (graph, {}))
-        if are_apart(weights) and places is not None:
+        if places is not None:
             _write(alike, (graph, places))
         return SimpleNamespace(model_proto=program.model_proto)
 
@@ -74,26 +84,31 @@ def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: weight.detach().cpu().contiguous().numpy() for name, weight in model.named_parameters()}
 
 
-def are_apart(weights: dict[str, np.ndarray]) -> bool:
-    """Whether every weight is float32, of several values or a single one that is no round number, and unlike every other one."""
-    several = all(
-        weight.dtype == np.float32 and weight.size and (weight.min() < weight.max() or (weight.size == 1 and float(weight.flat[0]) % 0.5))
-        for weight in weights.values()
-    )
-    return several and len({weight.tobytes() for weight in weights.values()}) == len(weights)
+def apart_in(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the float32 weights of several values or of a single one that is no round number, which are unlike every other one."""
+    often = Counter(weight.tobytes() for weight in weights.values())
+
+    def is_apart(weight: np.ndarray) -> bool:
+        several = weight.dtype == np.float32 and weight.size and weight.min() < weight.max()
+        single = weight.dtype == np.float32 and weight.size == 1 and float(weight.flat[0]) % 0.5
+        return bool(several or single) and often[weight.tobytes()] == 1
+
+    return {name: weight for name, weight in weights.items() if is_apart(weight)}
 
 
 Places = dict[str, tuple[str, bool]]
 """By the name of a tensor of a graph the parameter that it is, and whether it is turned."""
 
 
-def places_of(graph: onnx.ModelProto, model: nn.Module) -> Places | None:
-    """Returns where a graph has the weights of a model; None where it has numbers that may be made of weights."""
+def places_of(graph: onnx.ModelProto, model: nn.Module, apart: dict[str, np.ndarray]) -> Places | None:
+    """Returns where a graph has weights that are apart; None where it has numbers that may be made of them."""
     known: dict[bytes, tuple[str, bool]] = {}
-    for name, weight in weights_of(model).items():
+    for name, weight in apart.items():
         known |= {weight.T.tobytes(): (name, True)} if weight.ndim == 2 else {}
         known[weight.tobytes()] = name, False
-    kept = {buffer.detach().cpu().contiguous().numpy().tobytes() for buffer in model.buffers()}
+    rest = [weight for name, weight in weights_of(model).items() if name not in apart]
+    rest += [weight.T for weight in rest if weight.ndim == 2]
+    kept = {weight.tobytes() for weight in (*rest, *(buffer.detach().cpu().contiguous().numpy() for buffer in model.buffers()))}
     places = {
         tensor.name: known[tensor.raw_data] for tensor in graph.graph.initializer if tensor.data_type == FLOAT and tensor.raw_data in known
     }
@@ -153,12 +168,16 @@ def key(model: nn.Module, example: tuple[Any, ...], settings: dict[str, Any]) ->
 def _settings(module: nn.Module) -> str:
     """Returns what a module holds beside tensors and modules: numbers, texts, functions by name, and its config but for its folder."""
     told: dict[str, str] = {}
+
+    def read(name: str) -> bool:
+        return name not in UNREAD and (module.training or not DROPOUT.search(name))
+
     for name, value in vars(module).items():
-        if isinstance(value, SIMPLE) and name not in UNREAD:
-            told[name] = repr(value)
+        if isinstance(value, SIMPLE):
+            told |= {name: repr(value)} if read(name) else {}
         elif hasattr(value, "to_dict"):
             given = {**value.to_dict(), **{key: one for key, one in vars(value).items() if isinstance(one, SIMPLE)}}
-            told[name] = repr(sorted((str(key), repr(one)) for key, one in given.items() if key not in UNREAD))
+            told[name] = repr(sorted((str(key), repr(one)) for key, one in given.items() if read(str(key))))
         elif callable(value):
             told[name] = getattr(value, "__qualname__", type(value).__qualname__)
     return repr(sorted(told.items()))

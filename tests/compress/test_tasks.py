@@ -141,7 +141,7 @@ def test_a_new_task_is_offered_everywhere(toy: str) -> None:
 def test_a_new_task_runs(toy: str, tmp_path: Path) -> None:
     raw = tiny_vit("toy")
     raw["model"]["task"] = toy
-    recipe = check({**raw, "stages": [{"finetune": {"epochs": 1, "learning_rate": 1e-3}}, {"quantize": {"calibration": {"rows": 64}}}]})
+    recipe = check({**raw, "stages": [{"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}, {"quantize": {"calibration": {"rows": 64}}}]})
     report = run(recipe, tmp_path / "toy", progress=ConsoleProgress("quiet")).report
     assert report["metric"] == {"name": "gap", "higher_is_better": False, "chance": report["metric"]["chance"]}
     assert list(report["variants"][-1]["metrics"]["torch"]) == ["gap", "pearson"]

@@ -333,7 +333,7 @@ def test_micro_batches_come_to_the_same(make_context: Contexts, tmp_path: Path, 
     for micro in (None, 5, 1):
         context = dataclasses.replace(make_context(), scratch=tmp_path / f"scratch{micro}")
         still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        changes = {"student": {"config": {"num_hidden_layers": 2, **still}}, "losses": losses, "hard_weight": 0.5, "epochs": 2}
+        changes = {"student": {"config": {"num_hidden_layers": 2, **still}}, "losses": losses, "hard_weight": 0.5, "epochs": 1}
         figures = distill(context, tmp_path / f"out{micro}", **changes, micro_batch_size=micro)
         found.append([value for entry in figures["losses"] for value in entry.values()])
     steps = len(norms) // 3

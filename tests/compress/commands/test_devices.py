@@ -21,7 +21,7 @@ STAGES: list[Any] = [
 ]
 
 
-def told(stages: list[Any], given: str, streams: int | None = None, layers: int = 2, **more: Any) -> list[str]:
+def told(stages: list[Any], given: str, streams: int | None = None, layers: int = 1, **more: Any) -> list[str]:
     recipe = check({**tiny_vit("tiny", layers), "target": {"engines": ["onnxruntime"], "batch_sizes": [1, 16]}, "stages": stages, **more})
     lines = describe(recipe, None, given, streams).splitlines()
     return lines[next(index for index, line in enumerate(lines) if line.startswith("devices: ")) :]
@@ -43,10 +43,10 @@ def test_each_training_and_the_serving_are_told(tmp_path: Path, monkeypatch: pyt
 
 def test_what_does_not_fit_is_told_with_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # one row on a device: no smaller micro-batches are tried
-    lines = told([{"finetune": {"epochs": 1, "batch_size": 2}}], "2x0.1MB", layers=1)
+    # one row: no smaller micro-batches are tried
+    lines = told([{"finetune": {"epochs": 1, "batch_size": 1}}], "1x0.1MB")
     assert lines[1].endswith(": 90.0 kB are not enough, whatever is changed")
-    fits = told([{"finetune": {"epochs": 1, "batch_size": 512}}], "1x2MB", layers=1)
+    fits = told([{"finetune": {"epochs": 1, "batch_size": 512}}], "1x2MB")
     assert fits[2].startswith("finetune: with micro_batch_size: ")
 
 
@@ -69,6 +69,6 @@ def test_what_several_processes_refuse_is_told_instead_of_a_plan(tmp_path: Path,
 def test_checkpointing_that_is_asked_for_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stages = [{"finetune": {"epochs": 1, "batch_size": 512}}]
-    usual, full = (told(stages, "1x1GB", **more)[1] for more in ({}, {"parallel": {"checkpointing": "full"}}))
+    usual, full = (told(stages, "1x1GB", layers=2, **more)[1] for more in ({}, {"parallel": {"checkpointing": "full"}}))
     sizes = [float(re.search(r"activations ([\d.]+) MB", line)[1]) for line in (usual, full)]  # type: ignore[index]
     assert sizes[1] < 0.8 * sizes[0]

@@ -24,13 +24,13 @@ from foundation.training.train import Batch
 from quantize.choices import Qat
 from quantize.training.planned import int8_layers
 from quantize.training.qat import WithoutDropout
-from tests.training_memory import KINDS, Alive, of_layers
+from tests.training_memory import KINDS, LAYERS, Alive
 
 LENGTH, ROWS = 96, 8
 
 
-def planned(kind: str, settings: Qat, half: bool, layers: int = 3) -> Needed:
-    task, config = KINDS[kind][0], of_layers(KINDS[kind][1], layers)
+def planned(kind: str, settings: Qat, half: bool) -> Needed:
+    task, config = KINDS[kind]
     training = Training(config, task, ROWS, None, LENGTH, teacher=config, soft_weight=settings.soft_weight, keeps_best=False, half=half)
     return needed(dataclasses.replace(training, changes=int8_layers(settings, ())), 1)
 
@@ -43,8 +43,8 @@ def model_of(task: Task, config: Any) -> nn.Module:
 
 
 def measured(kind: str, settings: Qat, half: bool) -> int:
-    """The most bytes of tensors in the second step of a training of two layers with a teacher."""
-    task, config = KINDS[kind][0], of_layers(KINDS[kind][1], 2)
+    """The most bytes of tensors in the second step of a training with a teacher."""
+    task, config = KINDS[kind]
     model, teacher = model_of(task, config), model_of(task, config)
     int8_layers(settings, ())(model)
     features = {name: value.repeat(ROWS, *[1] * (value.ndim - 1)) for name, value in inputs_of(config, task, LENGTH).items()}
@@ -76,18 +76,18 @@ def measured(kind: str, settings: Qat, half: bool) -> int:
 )
 def test_int8_layers_and_a_teacher_take_what_is_measured(kind: str, given: dict[str, Any], half: bool) -> None:
     settings = Qat(**given)
-    assert planned(kind, settings, half, layers=2).peak == pytest.approx(measured(kind, settings, half), rel=0.08)
+    assert planned(kind, settings, half).peak == pytest.approx(measured(kind, settings, half), rel=0.08)
 
 
 def test_scales_are_trained_too() -> None:
     """Of each layer one scale for its input and one for each output."""
     task, config = KINDS["llama"]
     own, found = numel(model_of(task, config)), planned("llama", Qat(), half=True)
-    scales = 3 * (7 + 128 + 64 + 64 + 128 + 2 * 352 + 128)
+    scales = LAYERS * (7 + 128 + 64 + 64 + 128 + 2 * 352 + 128)
     assert (found.weights, found.gradients, found.optimizer) == (4 * (2 * own + scales), 4 * (own + scales), 8 * (own + scales))
     assert planned("llama", Qat(scales="fixed"), half=True).gradients == 4 * own
     few = planned("llama", Qat(lora=Lora(rank=4), scales="fixed"), half=True)
-    assert few.gradients == 4 * 3 * 4 * (4 * 2 * 128 - 2 * 64 + 3 * (128 + 352))
+    assert few.gradients == 4 * LAYERS * 4 * (4 * 2 * 128 - 2 * 64 + 3 * (128 + 352))
 
 
 class Chain(nn.Module):

@@ -13,7 +13,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig
 from compress.devices import alive
 from compress.devices.activations import Step, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Plan, Training, needed, plans, proposal
+from compress.devices.trained import Known, Needed, Plan, Training, needed, plans, proposal
 from foundation.core.target import Checkpointing
 from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
@@ -24,7 +24,7 @@ from foundation.training.lora import Lora, attached
 from foundation.training.losses.table import losses_of
 from foundation.training.optimizers import optimizer_of
 from foundation.training.recompute import recomputed
-from tests.training_memory import KINDS, SIZES, Alive, of_layers
+from tests.training_memory import KINDS, LAYERS, SIZES, Alive
 
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
@@ -46,7 +46,7 @@ def measured(
     half: bool,
     micro: int | None = None,
     checkpointing: Checkpointing = "none",
-    layers: int = 3,
+    layers: int = LAYERS,
 ) -> int:
     """Returns the most bytes that tensors take in the second step of a training, by torch's tracker."""
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -82,14 +82,14 @@ def measured(
 @pytest.mark.parametrize(("kind", "half"), [("bert", False), ("llama", False), ("llama", True), ("vit", True)])
 def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool) -> None:
     task, config = KINDS[kind]
-    predicted = needed(Training(of_layers(config, 2), task, 8, None, 96, keeps_best=False, half=half), 1)
-    assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half, layers=2), rel=0.15)
+    predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half), 1)
+    assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
 
 
 @pytest.mark.parametrize(("kind", "half"), [("bert", True), ("llama", False), ("vit", False)])
 def test_adapters_take_what_is_measured(kind: str, half: bool) -> None:
     task, config = KINDS[kind]
-    lora, config = Lora(rank=4), of_layers(config, 2)
+    lora = Lora(rank=4)
     predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half, lora=lora), 1)
     config = with_class(copy.deepcopy(config), task)
     config.use_cache = False
@@ -115,11 +115,11 @@ def test_adapters_by_hand() -> None:
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     block = 4 * 4 * 2 * 128 - 2 * 4 * 64 + 3 * 4 * (128 + 352)  # two matrices for each layer of 128 or, for keys and values, 64 outputs
     taken = needed(Training(config, task, 8, None, 32, lora=Lora(rank=4)), 1)
-    assert (taken.weights, taken.gradients, taken.optimizer) == (4 * (own + 3 * block), 4 * 3 * block, 8 * 3 * block)
-    assert taken.host == 4 * 3 * block  # the best weights
+    assert (taken.weights, taken.gradients, taken.optimizer) == (4 * (own + LAYERS * block), 4 * LAYERS * block, 8 * LAYERS * block)
+    assert taken.host == 4 * LAYERS * block  # the best weights
     away = needed(Training(config, task, 8, None, 32, lora=Lora(rank=4), strategy="fsdp2", offload=True), 2)
     assert away.gradients == 4 * block
-    assert away.host == (4 * (own + 3 * block) + 4 * 3 * block) // 2 + 2 * 3 * block + 4 * 3 * block
+    assert away.host == (4 * (own + LAYERS * block) + 4 * LAYERS * block) // 2 + 2 * LAYERS * block + 4 * LAYERS * block
 
 
 @pytest.mark.slow
@@ -143,8 +143,9 @@ def test_a_block_that_is_computed_again_is_counted_once() -> None:
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     start = {}
     for kept in KEPT:
-        taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1)
-        phases = phases_of_backward(Step(config, task, 8, 96, half=False, checkpointing=kept))
+        known = Known()
+        taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1, known)
+        [phases] = known.phases.values()
         complete = {phase.trained: phase.kept for phase in phases}
         assert own in complete
         assert list(complete) == sorted(complete)
@@ -156,9 +157,9 @@ def test_a_block_that_is_computed_again_is_counted_once() -> None:
 
 def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
     task, config = KINDS["bert"]
-    predicted = needed(Training(of_layers(config, 2), task, 2, 1, 32, keeps_best=False, half=False), 1)
+    predicted = needed(Training(config, task, 2, 1, 32, keeps_best=False, half=False), 1)
     assert predicted.accumulates
-    assert predicted.peak == pytest.approx(measured("bert", 2, 32, half=False, micro=1, layers=2), rel=0.15)
+    assert predicted.peak == pytest.approx(measured("bert", 2, 32, half=False, micro=1), rel=0.15)
 
 
 def test_gradients_that_processes_sum_in_buckets_count_from_the_start() -> None:
@@ -183,7 +184,7 @@ def test_weights_by_hand() -> None:
     sharded = needed(Training(config, task, 8, None, 32, teacher=config, keeps_best=False, strategy="fsdp2"), 4)
     assert sharded.weights == 2 * own  # of the model and its teacher
     assert (sharded.gradients, sharded.optimizer) == (own, 2 * own)
-    assert sharded.gathered == 4 * (2 * block + own - 3 * block - 1000 * 128)  # the embedding is gathered for its own moment
+    assert sharded.gathered == 4 * (2 * block + own - LAYERS * block - 1000 * 128)  # the embedding is gathered for its own moment
 
 
 def test_offload_and_gradients_that_accumulate_by_hand() -> None:
@@ -203,7 +204,7 @@ def test_a_share_of_each_layer_by_hand() -> None:
     training = Training(config, task, 8, None, 32, teacher=config)
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     matrices = 4 * 128 * 128 + 2 * 128 * 512 + 3 * 128 + 512  # with the biases of what is divided by columns
-    part = own - 3 * matrices // 2
+    part = own - LAYERS * matrices // 2
     shared = needed(dataclasses.replace(training, tensor=2), 2)
     assert (shared.weights, shared.gradients, shared.optimizer) == (4 * 3 * part, 4 * part, 8 * part)  # the best, and the teacher
     assert (shared.gathered, shared.host) == (0, 0)
@@ -211,7 +212,7 @@ def test_a_share_of_each_layer_by_hand() -> None:
     assert (both.weights, both.gradients, both.optimizer) == (2 * 3 * part, 2 * part, 4 * part)
     block = matrices // 2 + 128 + 128 + 4 * 128  # biases after rows, and norms
     assert both.gathered == 4 * (
-        2 * 1000 * 128 + part - 3 * block - 1000 * 128
+        2 * 1000 * 128 + part - LAYERS * block - 1000 * 128
     )  # the embedding is whole, and wider than a share of a block
     # two groups of two devices have half of the rows each, one group has all
     assert both.activations < shared.activations < needed(dataclasses.replace(training, batch_size=16), 2).activations
@@ -236,10 +237,10 @@ def test_what_a_block_keeps_by_hand(kind: str, tensor: int) -> None:
 
 
 def kept_by_a_block(kind: str, tensor: int = 1, sequence: bool = False, context: int = 1) -> int:
-    """Bytes that a model of three blocks keeps beyond those of one with two."""
+    """Bytes that a model of two blocks keeps beyond those of one with one."""
     task, config = SHARED[kind]
     sizes = []
-    for layers in (2, 3):
+    for layers in (1, 2):
         changed = copy.deepcopy(config)
         changed.num_hidden_layers = layers
         with without_memory(changed, task, tensor, sequence=sequence, context=context) as model:
@@ -291,7 +292,7 @@ def test_weights_are_sharded_over_those_that_share_tokens_too() -> None:
 
 
 def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
-    """Of three blocks two devices may hold some each, four may not."""
+    """Of two blocks two devices may hold one each, four may not."""
     task, config = KINDS["bert"]
     training = Training(config, task, 4, None, 16)
     own, sharded, away, stages = Plan("ddp"), Plan("fsdp2"), Plan("fsdp2", offload=True), Plan("ddp", pipeline=2)
@@ -352,7 +353,7 @@ def test_activations_grow_with_rows_and_layers() -> None:
     one, two = (held(config, task, rows, 64) for rows in (4, 8))
     assert two == pytest.approx(2 * one, rel=0.01)
     deeper = copy.deepcopy(config)
-    deeper.num_hidden_layers = 6
+    deeper.num_hidden_layers = 2 * LAYERS
     assert held(deeper, task, 4, 64) > 1.7 * one
 
 
@@ -394,7 +395,7 @@ def test_a_proposal_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_checkpointing_and_then_shards_take_less() -> None:
     task, config = KINDS["llama"]
-    training = Training(of_layers(config, 2), task, 2, None, 512, keeps_best=False)  # one row on each of two devices
+    training = Training(config, task, 2, None, 512, keeps_best=False)  # one row on each of two devices
     whole, full = (needed(dataclasses.replace(training, checkpointing=kind), 2).peak for kind in ("none", "full"))
     sharded = needed(dataclasses.replace(training, strategy="fsdp2"), 2).peak
     assert full < sharded < whole
@@ -403,9 +404,9 @@ def test_checkpointing_and_then_shards_take_less() -> None:
 def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:
     """A large vocabulary would be gathered: the layers are what shards."""
     task, config = KINDS["bert"]
-    deep = copy.deepcopy(config)
-    deep.num_hidden_layers, deep.vocab_size = 6, 100
-    training = Training(deep, task, 4, None, 16, keeps_best=False)
+    small = copy.deepcopy(config)
+    small.vocab_size = 100
+    training = Training(small, task, 4, None, 16, keeps_best=False)
     smallest = needed(dataclasses.replace(training, micro_batch_size=1, checkpointing="full"), 4)
     found = proposal(training, Devices(4, round((smallest.peak - smallest.weights / 4) / 0.9)))
     assert found.fits

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.pipeline import run
+from compress.pipeline import Outcome, run
 from compress.recipe import check
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
@@ -19,6 +19,8 @@ from foundation.measure.answers import load_predictions
 from foundation.training.losses.distillation.directions import Directions, directions
 from foundation.training.losses.distillation.projected import distance
 from tests import tiny_embedding
+
+PROJECTIONS = ("pca", "learned")
 
 
 @given(st.integers(3, 20), st.integers(2, 6), st.integers(0, 999), st.data())
@@ -54,9 +56,9 @@ def test_directions_are_computed_once_and_saved() -> None:
     assert not list(module.parameters())
 
 
-def recipe(folder: Path, stage: dict[str, Any]) -> Any:
-    model, data = tiny_embedding.folder(folder / "source", 1), tiny_embedding.pairs(folder / "data")
-    return check({**tiny_embedding.recipe("tiny", model, data), "stages": [{"distill": stage}]})
+def recipe(folder: Path, *stages: dict[str, Any]) -> Any:
+    model, data = tiny_embedding.folder(folder / "source", 1), tiny_embedding.pairs(folder / "data", train=150)
+    return check({**tiny_embedding.recipe("tiny", model, data), "stages": [{"distill": stage} for stage in stages]})
 
 
 def test_a_refusal_names_what_to_give(tmp_path: Path) -> None:
@@ -65,17 +67,24 @@ def test_a_refusal_names_what_to_give(tmp_path: Path) -> None:
         run(recipe(tmp_path, same), tmp_path / "run", progress=ConsoleProgress("silent"))
 
 
-@pytest.mark.parametrize("projection", ["pca", "learned"])
-def test_a_narrower_student_finds_the_neighbours_of_its_teacher(projection: str, tmp_path: Path) -> None:
-    losses = [{"name": "projected", "projection": projection}]
-    stage = {"student": {"hidden": 16}, "losses": losses, "epochs": 20, "learning_rate": 5e-3, "hard_weight": 0}
-    outcome = run(recipe(tmp_path, stage), tmp_path / "run", progress=ConsoleProgress("silent"))
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run with a student for each projection."""
+    folder = tmp_path_factory.mktemp("students")
+    student = {"input": "baseline", "student": {"hidden": 16}, "epochs": 20, "learning_rate": 5e-3, "hard_weight": 0}
+    stages = [{"id": name, **student, "losses": [{"name": "projected", "projection": name}]} for name in PROJECTIONS]
+    return run(recipe(folder, *stages), folder / "run", progress=ConsoleProgress("silent"))
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_a_narrower_student_finds_the_neighbours_of_its_teacher(projection: str, outcome: Outcome) -> None:
     (teacher, labels), (student, _) = (
         load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors")), "sentence-embedding")
-        for name in ("baseline", "distill")
+        for name in ("baseline", projection)
     )
     assert (teacher.shape[1], student.shape[1]) == (32, 16)
-    assert next(iter(outcome.report["variants"][-1]["metrics"]["torch"].values())) != 0
+    [variant] = [variant for variant in outcome.report["variants"] if variant["id"] == projection]
+    assert next(iter(variant["metrics"]["torch"].values())) != 0
     if projection == "pca":  # what the other directions hold no student of this width can tell
         teacher = teacher @ np.linalg.svd(teacher - teacher.mean(axis=0))[2][:16].T
     unit = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (teacher, student)]
