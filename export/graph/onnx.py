@@ -317,7 +317,7 @@ def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ..
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
     """Lets torch record no stack trace for a node, a fifth of the time of a trace far down a stack; `_tidy` would drop them."""
-    before = torch.fx.config.do_not_emit_stack_traces  # type: ignore[attr-defined]
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # type: ignore[attr-defined]
     torch.fx.config.do_not_emit_stack_traces = True  # type: ignore[attr-defined]
     try:
         yield
