@@ -57,7 +57,7 @@ def test_directions_are_computed_once_and_saved() -> None:
 
 
 def recipe(folder: Path, *stages: dict[str, Any]) -> Any:
-    model, data = tiny_embedding.folder(folder / "source", 1), tiny_embedding.pairs(folder / "data", train=150)
+    model, data = tiny_embedding.folder(folder / "source", 1), tiny_embedding.pairs(folder / "data")
     return check({**tiny_embedding.recipe("tiny", model, data), "stages": [{"distill": stage} for stage in stages]})
 
 
