@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from quantize.quantize import Quantize
 from tests import tiny_language_models
 from tests.distill import rows_together
 from tests.distill.conftest import LABELS, sentences
-from tests.distill.dying import Killed, dying
 from tests.export import sentiment
 from tests.told import Told
 
@@ -267,24 +266,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
-SHORT = 1.4  # epochs of the part `quick`: seven steps, the last two of a second epoch
-
-
-class Extent(NamedTuple):
-    """How long the trainings of a part are."""
-
-    rows: int
-    steps: int
-    """Steps of an epoch."""
-    killed: int
-    """Steps before a kill."""
-
-
-def extent_of(part: str) -> Extent:
-    """The part of every run of the tests takes half as many steps as the others."""
-    return Extent(21, 5, 2) if part == "quick" else Extent(ROWS, 10, 4)
-
-
+SHORT = 1.2  # epochs of the part `quick`: twelve steps, the last two of a second epoch
 CUT = (
     "int8",
     "int8 low rank",
@@ -306,7 +288,7 @@ KILLED: Mapping[str, Stage] = {
     "masks": Prune(method="joint", sparsity=0.1, **{**LEARNING, "recover": {**GENTLE, "epochs": 1}}),  # type: ignore[arg-type]
     "negatives": Finetune(**{**STEADY, "epochs": 1, "batch_size": 12}),  # type: ignore[arg-type]
 }
-"""Stages on a model with dropout, of an epoch each; masks have another one before."""
+"""Stages on a model with dropout, of ten steps each; masks have ten more before."""
 KILLED_ON: Mapping[str, str] = {"negatives": "mined dropping"}
 """What they are trained on where it is not `dropping`."""
 KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8"), ("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
@@ -331,14 +313,18 @@ MOVED_IN += [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "
 
 
 MOVED = Finetune(**{**STEADY, "epochs": 1}, weight_decay=0.1)
-"""A training of an epoch without dropout that is killed by some processes and continued by others."""
+"""A training of ten steps without dropout that is killed by some processes and continued by others."""
 
 
-def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel, rows: int = ROWS) -> Context:
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel) -> Context:
     """The context of a stage on one of the checkpoints in `folder`."""
     words, ordered, vectors = kind in WRITES, kind == "ordered", kind in rows_together.KINDS
     made = of_lengths if words else pairs_in_order if ordered else sentences
-    splits = [made(num_rows, seed) for seed, num_rows in enumerate((rows, 20, 20))]
+    splits = [made(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
     data = Data(splits[0], splits[1], splits[2], () if words else LABELS[1 if ordered else 2])
     data = rows_together.data_of(kind) if vectors else data
     baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
@@ -365,18 +351,16 @@ def pairs_in_order(num_rows: int, seed: int) -> Split:
     return Split(sentences(num_rows, seed).rows, labels)
 
 
-def run(
-    folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL, rows: int = ROWS
-) -> dict[str, Any]:
+def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL) -> dict[str, Any]:
     """Runs one stage in float32.
 
     Returns:
         Its figures, the norm of the gradient of every step as `norms`, how many `rows` it took, and the digest of its model as `weights`.
     """
-    context = context_of(folder, kind, scratch, team, parallel, rows)
+    context = context_of(folder, kind, scratch, team, parallel)
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher_logits.autocast_dtype = lambda device: torch.float32
-    norms, clip, parts, finish, taken, digests = [], train._Loop._clip, train.Dealing.parts, train._Loop.finish, [0], [""]
+    norms, clip, parts, finish, rows, digests = [], train._Loop._clip, train.Dealing.parts, train._Loop.finish, [0], [""]
     fewest, adamw8bit.FEWEST = adamw8bit.FEWEST, 64  # weights here are small
 
     def noted(self: Any) -> float:
@@ -385,7 +369,7 @@ def run(
 
     def counted(self: Any, indices: Any) -> Any:
         dealt = parts(self, indices)
-        taken[0] += sum(map(len, dealt))
+        rows[0] += sum(map(len, dealt))
         return dealt
 
     def ended(self: Any) -> Any:
@@ -395,7 +379,7 @@ def run(
 
     train._Loop._clip, train.Dealing.parts, train._Loop.finish = noted, counted, ended  # type: ignore[method-assign]
     try:
-        return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": taken[0], "weights": digests[-1]}
+        return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0], "weights": digests[-1]}
     finally:
         train._Loop._clip, train.Dealing.parts, train._Loop.finish = clip, parts, finish  # type: ignore[method-assign]
         adamw8bit.FEWEST = fewest
@@ -417,17 +401,37 @@ def trained(figures: dict[str, Any]) -> dict[str, Any]:
     return {**found, "selection": values["values"] if isinstance(values, dict) else values}
 
 
+@contextlib.contextmanager
+def dying(step: int) -> Iterator[None]:
+    """Every process is killed after a step; every step before has its checkpoint."""
+    original, seconds = train._Loop._look, train.TrainConfig.model_fields["checkpoint_seconds"].default
+
+    def look(self: Any, *arguments: Any) -> None:
+        if self.history.steps == step + 1:
+            raise Killed
+        original(self, *arguments)
+
+    train._Loop._look = look  # type: ignore[method-assign]
+    train.TrainConfig.model_fields["checkpoint_seconds"].default = 0.0
+    train.TrainConfig.model_rebuild(force=True)
+    try:
+        yield
+    finally:
+        train._Loop._look = original  # type: ignore[method-assign]
+        train.TrainConfig.model_fields["checkpoint_seconds"].default = seconds
+        train.TrainConfig.model_rebuild(force=True)
+
+
 def together(folder: Path, part: str) -> None:
     """What several processes do; writes one folder for each case, and `results.json`."""
     results: dict[str, Any] = {}
-    extent = extent_of(part)
     with joined() as first:
         for plan, (parallel, cases) in PLANS[part].items():
             team = parallel.of(first)
 
             def ran(kind: str, stage: Stage, name: str, scratch: Path, plan: str = plan, team: Team = team) -> dict[str, Any]:
                 out = folder / plan / (name if team.is_first else f"{name}.{team.rank}")
-                found = run(folder, kind, stage, out, scratch, team, PLANS[part][plan][0], extent.rows)
+                found = run(folder, kind, stage, out, scratch, team, PLANS[part][plan][0])
                 drawn = team.gather(torch.tensor(list(bytes.fromhex(found["weights"])), dtype=torch.uint8))
                 return {**found, "alike": all(torch.equal(drawn[0], other) for other in drawn)}
 
@@ -437,12 +441,12 @@ def together(folder: Path, part: str) -> None:
                 stage, scratch = KILLED[name], folder / plan / f"killed-{name}-scratch"
                 kind = KILLED_ON.get(name, "dropping")
                 ran(kind, stage, f"whole-{name}", folder / plan / f"whole-{name}-scratch")
-                with dying(extent.killed), contextlib.suppress(Killed):
+                with dying(4), contextlib.suppress(Killed):
                     ran(kind, stage, f"killed-{name}", scratch)
                 torch.manual_seed(99 + first.rank)  # new processes have other generators
                 results[f"{plan} resumed {name}"] = ran(kind, stage, f"resumed-{name}", scratch)
             if (part, plan) in MOVED_IN:
-                with dying(extent.killed), contextlib.suppress(Killed):
+                with dying(4), contextlib.suppress(Killed):
                     ran("still", MOVED, "killed-moved", folder / f"from several {plan}")
                 results[f"to {plan}"] = ran("still", MOVED, "moved", folder / f"from one {plan}")
         drawn = first.gather(torch.tensor([float(first.rank)]))
@@ -452,7 +456,7 @@ def together(folder: Path, part: str) -> None:
 
 
 def case_of(part: str, name: str) -> tuple[str, Stage]:
-    """The checkpoint and the stage of a case; those of the part `quick` take seven steps."""
+    """The checkpoint and the stage of a case; those of the part `quick` take twelve steps."""
     kind, stage = CASES[name]
     qat = getattr(stage, "qat", None)
     short = {"epochs": SHORT} if qat is None else {"qat": qat.model_copy(update={"epochs": SHORT})}
@@ -467,18 +471,16 @@ def kinds_of(part: str) -> set[str]:
 
 def killed_alone(folder: Path, part: str) -> None:
     """Leaves, for every plan that goes on with it, the training that one process began."""
-    extent = extent_of(part)
     for plan in moved_in(part):
-        with dying(extent.killed), contextlib.suppress(Killed):
-            run(folder, "still", MOVED, folder / "alone" / f"killed for {plan}", folder / f"from one {plan}", ALONE, rows=extent.rows)
+        with dying(4), contextlib.suppress(Killed):
+            run(folder, "still", MOVED, folder / "alone" / f"killed for {plan}", folder / f"from one {plan}", ALONE)
 
 
 def moved_to_one(folder: Path, part: str) -> dict[str, Any]:
     """What one process makes of trainings that several began, and of one that it begins itself."""
     sources = {plan: folder / f"from several {plan}" for plan in moved_in(part)} | {"none": folder / "from none"}
     return {
-        f"from {plan}": run(folder, "still", MOVED, folder / "alone" / f"from {plan}", source, ALONE, rows=extent_of(part).rows)
-        for plan, source in sources.items()
+        f"from {plan}": run(folder, "still", MOVED, folder / "alone" / f"from {plan}", source, ALONE) for plan, source in sources.items()
     }
 
 
@@ -489,9 +491,9 @@ def moved_in(part: str) -> list[str]:
 
 def alone(folder: Path, part: str) -> dict[str, Any]:
     """What one process does."""
-    names, rows = {name for _, cases in PLANS[part].values() for name in cases}, extent_of(part).rows
+    names = {name for _, cases in PLANS[part].values() for name in cases}
     return {
-        name: run(folder, *case_of(part, name), folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE, rows=rows)
+        name: run(folder, *case_of(part, name), folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE)
         for name in CASES
         if name in names
     }

@@ -23,7 +23,6 @@ from foundation.machine.parallel import ALONE
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
 from tests.distill import processes, rows_together
-from tests.distill.dying import Killed, dying
 
 STEADY = {"learning_rate": 2e-3, "epochs": 1}
 Trained = tuple[dict[str, Any], dict[str, Tensor]]
@@ -97,7 +96,7 @@ def test_micro_batches_come_to_what_whole_batches_come_to(name: str, train: Trai
 def test_a_killed_training_with_dropout_continues_to_equal_bits(train: Train) -> None:
     stage = Finetune(**STEADY, batch_size=12, micro_batch_size=4)  # type: ignore[arg-type]
     whole = train("whole", "mined dropping", stage)
-    with dying(4), contextlib.suppress(Killed):
+    with processes.dying(4), contextlib.suppress(processes.Killed):
         train("killed", "mined dropping", stage, scratch="again")
     torch.manual_seed(99)
     resumed = train("resumed", "mined dropping", stage, scratch="again")
