@@ -40,6 +40,7 @@ import onnx
 import torch
 from onnx import helper
 from torch import Tensor, nn
+from torch.fx import config as tracing
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from export.graph.dropped_tokens import select_early
@@ -317,12 +318,12 @@ def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ..
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
     """Lets torch record no stack trace for a node, a fifth of the time of a trace far down a stack; `_tidy` would drop them."""
-    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # type: ignore[attr-defined]
-    torch.fx.config.do_not_emit_stack_traces = True  # type: ignore[attr-defined]
+    before = getattr(tracing, "do_not_emit_stack_traces", False)
+    tracing.do_not_emit_stack_traces = True
     try:
         yield
     finally:
-        torch.fx.config.do_not_emit_stack_traces = before  # type: ignore[attr-defined]
+        tracing.do_not_emit_stack_traces = before
 
 
 @contextmanager
