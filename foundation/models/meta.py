@@ -65,7 +65,7 @@ def _caches_in(module: ModuleType) -> Iterator[CacheOfFunction[Any]]:
         for member in members:
             function = getattr(member, "__func__", member)  # of a static or class method
             caches = (found for found in (function, *_enclosed(function)) if isinstance(found, CacheOfFunction))
-        yield from (cache for cache in caches if not str(cache.__module__).startswith(WITHOUT_TENSORS))  # also where it is imported
+            yield from (cache for cache in caches if not str(cache.__module__).startswith(WITHOUT_TENSORS))  # also where it is imported
 
 
 def _enclosed(function: Any) -> list[Any]:
