@@ -65,9 +65,9 @@ def test_far_slower_engines_leave_a_busy_machine_too(load: float, monkeypatch: p
     machine = Machine(load=load)
     jobs = [Simulated(name, dict.fromkeys(SHAPES, time), machine, spins=0.5) for name, time in times.items()]
     race = Race([Rival("torch", always=True), *[Rival("int8")] * 4])
-    rows = measure(jobs, SHAPES, Told(), race, Still())  # type: ignore[arg-type]
-    assert any(row["busy"] for row in rows)
-    turns = {name: max(len(row["turns_ms"]) for row in rows if row["engine"] == name) for name in times}
+    rows = [row for _, row in measure(jobs, SHAPES, Told(), race, Still())]  # type: ignore[arg-type]
+    assert any(row.busy for row in rows)
+    turns = {name: max(len(row.turns_ms) for row in rows if row.engine == name) for name in times}
     assert turns["slow"] == turns["slowest"] == 1
     assert min(turns["reference"], turns["fast"], turns["near"]) >= TURNS
 

@@ -200,7 +200,7 @@ def test_blocks_that_take_no_time_are_said(checkpoint: Callable[..., Path], make
             return 1.0 + 0.01 * (len(blocks) < 6)
 
     message = (
-        r"prune.measure: latency given; .*: 6 blocks take 1 ms and 2 take 1.01 ms, so their latency .*: give measure: macs, or a larger"
+        r"prune.measure: latency given; .*: 6 blocks take 1 ms and 2 take 1.01 ms, so their latency .*; give measure: macs, or a larger"
     )
     with pytest.raises(InputError, match=message):
         pruned(Prune(**QUICK, sparsity=0.3), checkpoint("bert"), replace(make_context(), measure_latency=Noise()), tmp_path / "out")
