@@ -140,19 +140,16 @@ class TritonRepo(Stage):
             InputError: They answer with vectors, tags or spans, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
-        task = context.facts
         if context.aggregate and (there or context.target.device == "cuda"):
-            raise InputError(
-                "data.windows", "given", f"a repository for GPUs truncates: serve on the cpu, or leave out {self.id or self.NAME}"
-            )
-        if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
+            raise InputError("data.windows", "given", f"a repository for GPUs truncates: serve on the cpu, or leave out {self.title}")
+        answers = context.facts.answer.NOT_ON_GPUS
+        if answers is not None and (there or context.target.device == "cuda"):
             key, given = ("target.engines", there[0]) if there else ("target.device", "cuda")
-            answers = "tags" if task.tags else "spans" if task.finds_spans else "vectors"
             raise InputError(
                 key,
                 f"{given} given",
                 f"a repository for GPUs answers with labels, {context.task} with {answers}",
-                f"serve it on the cpu, or leave out {self.id or self.NAME}",
+                f"serve it on the cpu, or leave out {self.title}",
             )
 
     def depends(self, context: Context) -> Any:
@@ -385,7 +382,7 @@ class TritonRepo(Stage):
         packed = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["compressed_tensors"]
         if packed is None:
             raise InputError(
-                f"stages.{self.id or self.NAME}.vllm",
+                f"{self.key}.vllm",
                 "given, but the last variant was not written in the format compressed-tensors",
                 "`compressed_tensors: true` in export says why",
             )

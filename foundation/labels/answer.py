@@ -42,6 +42,8 @@ class Answer(ABC):
     """Names of the outputs; None where the data or the model name them."""
     RESPONSE: ClassVar[str] = "label"
     """What a server returns, a name in `foundation.standalone.response.RESPONSES`."""
+    NOT_ON_GPUS: ClassVar[str | None] = None
+    """What a server answers with, where a repository for GPUs cannot: tags, spans or vectors; None where it can."""
     DIFFERS: ClassVar[str] = "logit"
     """What `differences` are of, for messages."""
     DISTANCE: ClassVar[str] = "kl"

@@ -308,6 +308,7 @@ class SpanAnswer(Answer):
     PER_TOKEN: ClassVar[bool] = True
     LABELS: ClassVar[tuple[str, ...] | None] = ("start", "end")
     RESPONSE: ClassVar[str] = "span"
+    NOT_ON_GPUS: ClassVar[str | None] = "spans"
     DISAGREEMENT: ClassVar[str] = "1 - F1 against the answers of the float model on {n} windows of selection"
 
     def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:

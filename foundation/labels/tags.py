@@ -220,6 +220,7 @@ class TagAnswer(Answer):
     FORM: ClassVar[type[Labels]] = Tags
     PER_TOKEN: ClassVar[bool] = True
     RESPONSE: ClassVar[str] = "entities"
+    NOT_ON_GPUS: ClassVar[str | None] = "tags"
     DISAGREEMENT: ClassVar[str] = "share of the words of {n} selection rows with another tag"
 
     def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:

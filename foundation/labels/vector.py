@@ -24,6 +24,7 @@ class VectorAnswer(Answer):
     PROBABILITIES: ClassVar[bool] = False
     LABELS: ClassVar[tuple[str, ...] | None] = ("vector",)
     RESPONSE: ClassVar[str] = "vector"
+    NOT_ON_GPUS: ClassVar[str | None] = "vectors"
     DIFFERS: ClassVar[str] = "vector"
     DISTANCE: ClassVar[str] = "squared_distance"
     DISAGREEMENT: ClassVar[str] = "1 - Pearson to the cosines of the float vectors of {n} selection rows"
