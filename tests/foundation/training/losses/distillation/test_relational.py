@@ -116,7 +116,7 @@ def test_a_loss_that_compares_rows_without_gathering_them_needs_one_process() ->
     setting = Setting(shape, shape, "text-classification", "distill.losses.0")
     check_processes(Relational(), setting, Team(0, 2))
     check_processes(Alone(), setting, Team(0, 2, tensor=2))  # both have all rows
-    with pytest.raises(InputError, match=r"distill.losses.0: relational compares the rows of a batch, which 2 processes split: run one"):
+    with pytest.raises(InputError, match=r"distill.losses.0: relational compares the rows of a batch, which 2 processes split; run one"):
         check_processes(Alone(), setting, Team(0, 2))
 
 
