@@ -57,7 +57,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path, parallel: dict[s
         ("finetune", {"micro_batch_size": 1}, r"finetune\.micro_batch_size: 1 given for 2 micro-batches of a pipeline; give at least 2"),
         ("quantize", {"mode": "qat"}, r"quantize\.mode: qat given with parallel\.pipeline: 2; layers .* are not divided into stages"),
         ("prune", {"sparsity": 0.5, "recover": {"hidden_weight": 0.5}}, r"prune\.recover\.hidden_weight: 0\.5 given .*pipeline: 2"),
-        ("distill", {"student": {"layers": 1}, "loss": "soft_target"}, r"distill: parallel\.pipeline given; .* 1 blocks for 2 stages"),
+        ("distill", {"student": {"layers": 1}, "loss": "soft_target"}, r"distill: parallel\.pipeline: given; .* 1 blocks for 2 stages"),
         ("distill", {"student": {"layers": 2}, "loss": "minilmv2"}, r"distill\..*: minilmv2 compares more than the answers of a row"),
         ("distill", {"student": {"layers": 2}, "losses": [{"name": "hidden"}]}, r"distill\..*: hidden compares more than the answers"),
         ("distill", {"student": {"layers": 2}, "loss": "relational"}, r"distill\..*: relational compares more than the answers of a row"),
