@@ -56,7 +56,7 @@ def _print_version(wanted: bool) -> None:
 def main(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Nothing: options of `compress` itself end it."""
+    """Does nothing: the options of `compress` itself end the command."""
     os.environ.update(bounded_spin())  # torch reads it when it is loaded
 
 
@@ -153,7 +153,7 @@ def search(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search for the best settings of a recipe: what may change is in its key `search`. Resumable, and shared by several processes."""
+    """Search for the best settings of a recipe; its key `search` lists what may change. Resumable, and shared by several processes."""
 
     def work() -> int:
         checked = _read(recipe, settings)
@@ -286,7 +286,7 @@ def serve(
     grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = FIXED[0],
     http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = FIXED[1],
     metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = FIXED[2],
-    everything: Annotated[bool, typer.Option("--all", help="Load every model, not only what was chosen to be served.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Load every model, not only the served ones.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
@@ -301,7 +301,7 @@ def serve(
 
 @app.command(epilog="Example: compress serve runs/a, and in another terminal: compress rollout runs/a runs/b")
 def rollout(
-    served: Annotated[Path, typer.Argument(metavar="SERVED", help="The folder that `compress serve` was given.")],
+    served: Annotated[Path, typer.Argument(metavar="SERVED", help="The folder that `compress serve` serves.")],
     new: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run with the new versions, or a deployment of one.")],
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="The model; default: every served one that the run has.")
@@ -326,7 +326,7 @@ def verify(
         str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
     ] = None,
     kept: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="A report.json of this run, kept elsewhere: any change since is found.")
+        Path | None, typer.Option("--report", metavar="FILE", help="A copy of this run's report.json: later changes are found.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -347,10 +347,10 @@ def verify(
 def deploy(
     folder: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, outside of the run.")],
-    everything: Annotated[bool, typer.Option("--all", help="Copy every model, not only what was chosen to be served.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Copy every model, not only the served ones.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Copy what is served of the model repository of a run to a folder of its own, every byte checked; the run is never written to."""
+    """Copy the served models of a run's model repository to a new folder, every byte checked; the run is never written to."""
 
     def work() -> None:
         from compress.commands.serve import deploy as deploy_run
@@ -435,7 +435,7 @@ def _read(recipe: Path, settings: list[str] | None) -> Any:
 
 
 def _conclude(folder: Path, contents: "Contents") -> int:
-    """Prints what the run came to, from the contents of `report.json`; returns the exit status."""
+    """Prints the outcome of the run from the contents of `report.json`; returns the exit status."""
     from compress.report.goals import missed, unjudged_busy
     from compress.report.summary import summary
 

@@ -1,3 +1,3 @@
 """Compress fine-tuned Transformers: what drives the stages, from the recipe to the report."""
 
-import foundation as foundation  # its settings of the environment hold before torch is imported
+import foundation as foundation  # sets environment variables that torch reads on import

@@ -102,7 +102,7 @@ def run(
             `log.txt` of the run folder gets all of it.
 
     Returns:
-        The report. A missed goal is no error: see `Report.missed`.
+        The report. A missed goal is not an error: see `Report.missed`.
 
     Raises:
         InputError: The recipe, the model, the data or the machine is not fit for it.
@@ -268,7 +268,7 @@ def clean(folder: str | Path) -> list[Path]:
 
 
 def catalogue(what: Literal["stages", "methods", "engines", "tasks", "recipes"] = "stages") -> str:
-    """Returns what a recipe can name, one line each: `print(catalogue("recipes"))`.
+    """Returns the names that a recipe can use, one line each: `print(catalogue("recipes"))`.
 
     Raises:
         InputError: There is no such list.

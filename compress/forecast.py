@@ -1,4 +1,4 @@
-"""What a run will make and take, predicted without reading weights: for `compress plan`, and for the price of candidates of a search.
+"""Predicts sizes, times and memory of a run without reading weights: for `compress plan`, and for the price of candidates of a search.
 
 Parameters and FLOPs are counted on the meta device by the function that also counts finished checkpoints. Times follow from the speed of
 the machine and earlier runs on it (`compress.run.expected`, `compress.run.durations`), memory from shapes and earlier runs
@@ -52,13 +52,13 @@ class PlannedStep:
     """Parameters and MACs of its checkpoint; None for a step that makes no checkpoint."""
     config: PreTrainedConfig
     """Transformers config of the model after this step."""
-    made_by: tuple[Stage, ...]
+    lineage: tuple[Stage, ...]
     """The stages that lead to its checkpoint, from the baseline on, itself last; empty for a step that makes no checkpoint."""
     disk_bytes: int
     work: float
     """Multiply-accumulates (`Stage.work`)."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Amounts that the time is made of (`compress.run.expected`)."""
+    """Work of each part of the time (`compress.run.expected`)."""
     memory_bytes: int = 0
     """Predicted memory at the peak of the step, with all of its processes; earlier runs correct it (`durations.predicted_memory`)."""
     reuses: bool = False
@@ -95,17 +95,17 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         work, after = step.work(macs, context.data), step.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
-        made_by: tuple[Stage, ...] = ()
+        lineage: tuple[Stage, ...] = ()
         if is_variant(step, steps):
-            made_by = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
-            variants[str(step.id)], sizes[str(step.id)] = Variant(config, made_by), size
+            lineage = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
+            variants[str(step.id)], sizes[str(step.id)] = Variant(config, lineage), size
         macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
         made = size if step.PRODUCES == "checkpoint" else None
         disk = predicted_bytes(step, config, variants, context)
         parts = parts_of(step, padded * work, macs, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
-        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, parts, memory))
+        planned.append(PlannedStep(step, None, made, config, lineage, disk, work, parts, memory))
     return planned
 
 
@@ -138,7 +138,7 @@ def _find(step: Stage, state: RunState, folder: Path) -> Artifact | None:
 
 
 def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
-    """Returns what the steps that are not cached lack of disk space and memory."""
+    """Returns the shortages of disk and memory for the steps that are not cached."""
     todo = [entry for entry in planned if entry.cached is None]
     memory = {str(entry.step.id): durations.predicted_memory(entry.step.NAME, entry.memory_bytes) for entry in todo}
     return shortage(sum(entry.disk_bytes for entry in todo), memory, room)
@@ -146,7 +146,7 @@ def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
 
 @dataclass
 class Outlook:
-    """What a resumed run expects of its steps: room is checked before the first one that runs, and what it took is recorded.
+    """Predictions for the steps of a run: disk and memory are checked before the first step that runs, and its use is recorded.
 
     Args:
         recipe: The recipe.
@@ -165,10 +165,10 @@ class Outlook:
         return {str(entry.step.id): entry for entry in predicted(self.recipe, self.context)}
 
     def check(self, step: Stage) -> None:
-        """Checks, when the first step runs, that there is room for it and all that follow; warns where that is not sure.
+        """Checks, when the first step runs, that disk and memory suffice for all remaining steps; warns if that is uncertain.
 
         Raises:
-            InputError: There is not.
+            InputError: They do not suffice.
         """
         if self._is_checked:
             return
@@ -180,9 +180,9 @@ class Outlook:
         if short.refused:
             raise InputError.of(short.refused)
 
-    def record(self, step: Stage, seconds: float, made: Artifact, memory_bytes: int) -> None:
-        """Records what a step took that has run."""
+    def record(self, step: Stage, seconds: float, artifact: Artifact, memory_bytes: int) -> None:
+        """Records the time and memory of a finished step."""
         entry, busy = self.planned[str(step.id)], durations.others_running(self.context.target.num_threads)
         memory = (entry.memory_bytes, memory_bytes) if memory_bytes else None
-        reused = bool(made.metrics.get(REUSED))
+        reused = bool(artifact.metrics.get(REUSED))
         durations.record(step.NAME, entry.parts, seconds, reused=reused, busy=busy, memory=memory)

@@ -123,7 +123,7 @@ def run(
         team.broadcast(None)  # the folder exists and is locked
         with progress.alive("reading data and model"):
             context = prepare(recipe, folder, progress, team, judge)
-        _warn_of_what_was_given(recipe, context, judge)
+        _warn_of_data_and_goals(recipe, context, judge)
         results, outlook = dict[str, tuple[Artifact, bool, float]](), Outlook(recipe, context, folder)
         state, baseline = RunState(context), next(step.id for step in steps if isinstance(step, Evaluate))
         for step in steps:
@@ -141,7 +141,7 @@ def run(
         return Outcome(folder, team.broadcast(contents))
 
 
-def _warn_of_what_was_given(recipe: Recipe, context: Context, judge: Judge) -> None:
+def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> None:
     """Warns of data and goals that are allowed but probably not what was meant."""
     seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), warn_if_lengths_differ(context.data))
     for warning in filter(None, (*seen, *recipe.goals.questions())):
@@ -159,7 +159,7 @@ def _watched(step: Stage, state: RunState, outlook: Outlook, progress: ConsolePr
 
 
 def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> Contents:
-    """Writes what follows the last step; returns the contents of `report.json`."""
+    """Writes the report and the chain after the last step; returns the contents of `report.json`."""
     progress.log("report: figures, intervals and flipped rows")
     with progress.alive("report"):
         return finish(folder, context, progress)
@@ -172,9 +172,9 @@ def _counted(context: Context, outlook: Outlook, step: Stage) -> int:
     return macs
 
 
-def _warn_of_nothing(is_baseline: bool, made: Artifact, context: Context) -> None:
+def _warn_of_nothing(is_baseline: bool, artifact: Artifact, context: Context) -> None:
     """Warns where the evaluation of the baseline says that it gets nothing right."""
-    if is_baseline and (wrong := nothing_right(context.task, made.metrics["metrics"], made.metrics["n"])):
+    if is_baseline and (wrong := nothing_right(context.task, artifact.metrics["metrics"], artifact.metrics["n"])):
         context.progress.warn(wrong)
 
 

@@ -72,7 +72,7 @@ class Recipe(Config):
     """Profile every training that runs: a trace for Perfetto in the folder `profiles`, and tokens a second, utilisation, communication and
     memory in the report. Changes no result, and costs a few slower steps of each training."""
     search: Search | None = None
-    """What `compress search` may change, and what counts; see `docs/how-to/search.md`. Has no effect on a run."""
+    """Settings that `compress search` may change, and its objectives; see `docs/how-to/search.md`. Has no effect on a run."""
     stages: tuple[Any, ...]
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
@@ -298,14 +298,14 @@ def _check_proposals(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[Problem]:
+def _check_input(stage: Stage, producers: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[Problem]:
     """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
-    allowed = [BASELINE, *(name for name in made if name in ids)]
+    allowed = [BASELINE, *(name for name in producers if name in ids)]
     if named is not None and named not in allowed:
         makes = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
         problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", makes))
-    quantized = [other.id for other in made.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
+    quantized = [other.id for other in producers.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
         given, remedy = f"its input is already quantized by {quantized[0]}", "give another `input:`, or leave this stage out"
         problems.append(Problem(f"stages.{stage.id}", given, remedy=remedy))

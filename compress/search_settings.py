@@ -102,37 +102,37 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _kind(given: object) -> str:
-    if isinstance(given, Range | Choices):
-        return type(given).__name__
-    if isinstance(given, Mapping):
-        return "Choices" if "choices" in given else "Range"
+def _kind(value: object) -> str:
+    if isinstance(value, Range | Choices):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return "Choices" if "choices" in value else "Range"
     return "Any"
 
 
-def _meant(given: object) -> Range | Choices:
+def _meant(written: object) -> Range | Choices:
     """Returns the range or the choices that a list stands for.
 
     Raises:
         PydanticCustomError: The list could mean both, or neither.
     """
-    if isinstance(given, Range | Choices):
-        return given
-    if not isinstance(given, list):
+    if isinstance(written, Range | Choices):
+        return written
+    if not isinstance(written, list):
         raise _refused("a list of choices, or a range, is allowed")
-    numbers = [value for value in given if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [value for value in written if isinstance(value, int | float) and not isinstance(value, bool)]
     floats = [value for value in numbers if isinstance(value, float)]
-    if len(given) == 2 and len(floats) == 2:
-        if given[0] >= given[1]:
+    if len(written) == 2 and len(floats) == 2:
+        if written[0] >= written[1]:
             raise _refused("the first number of a range must be below the second")
-        return Range(low=given[0], high=given[1])
-    if len(given) == 2 and len(numbers) == 2 and floats:
+        return Range(low=written[0], high=written[1])
+    if len(written) == 2 and len(numbers) == 2 and floats:
         raise _refused("one number with a decimal point and one without may be a range or choices; say which")
-    if any(isinstance(value, str) and _is_number(value) for value in given):
+    if any(isinstance(value, str) and _is_number(value) for value in written):
         raise _refused("these numbers are text to YAML; write 1.0e-5 instead of 1e-5, and no quotes")
-    if not given or any(same(value, other) for index, value in enumerate(given) for other in given[:index]):
+    if not written or any(same(value, other) for index, value in enumerate(written) for other in written[:index]):
         raise _refused("each choice must be given once, and there must be one")
-    return Choices(choices=given)
+    return Choices(choices=written)
 
 
 def _is_number(text: str) -> bool:
@@ -175,15 +175,15 @@ class Halving(Config):
 
 
 class Search(Config):
-    """A search for the best settings of the stages; read by `compress search` alone, `compress run` takes the recipe as it is."""
+    """A search for the best settings of the stages; only `compress search` reads it; `compress run` ignores it."""
 
     space: Annotated[dict[str, Values], Field(min_length=1, max_length=50)]
-    """What may change: keys are paths as `--set` takes them, without `stages.`: `prune.sparsity`, where the stage is named by its id.
-    A list of exactly two numbers with a decimal point is a range; every other list holds choices. {low, high, step, log} and
-    {choices: [...]} say the same in full."""
+    """Settings that may change: keys are paths as `--set` takes them, without `stages.`: `prune.sparsity`, where the stage is named by its
+    id. A list of exactly two numbers with a decimal point is a range; every other list holds choices. {low, high, step, log} and {choices:
+    [...]} say the same in full."""
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("metric", "latency")
-    """What counts. metric: the primary metric of the served model; latency: its time, as `target.serve` compares it; size: the bytes that
-    its engine loads; throughput: rows per second at its best shape. The goals of the recipe are the constraints."""
+    """Objectives of the search. metric: the primary metric of the served model; latency: its time, as `target.serve` compares it; size: the
+    bytes that its engine loads; throughput: rows per second at its best shape. The goals of the recipe are the constraints."""
     budget: Budget = Budget()
     """How much it may take."""
     halving: Halving = Halving()
@@ -198,7 +198,7 @@ class Search(Config):
 
     @field_validator("objectives")
     @classmethod
-    def _once(cls, given: tuple[Objective, ...]) -> tuple[Objective, ...]:
-        if len(set(given)) < len(given):
-            raise ValueError(f"{', '.join(given)} given; each objective may stand there once")
-        return given
+    def _once(cls, objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
+        if len(set(objectives)) < len(objectives):
+            raise ValueError(f"{', '.join(objectives)} given; each objective may stand there once")
+        return objectives

@@ -1,4 +1,4 @@
-"""What a run of a model with two towers (`foundation.models.heads.towers`) refuses, in one line each, before anything runs.
+"""Checks a recipe for a model with two towers (`foundation.models.heads.towers`) before anything runs; one line for each problem.
 
 Pruning, sparsifying and distillation look for one stack of blocks, and quantization-aware training learns from a teacher of one: they would
 treat one tower and leave the other as it is.

@@ -1,4 +1,4 @@
-"""What a recipe can choose of the student in the stage `distill`.
+"""Choices about the student in the stage `distill`.
 
 Reading a recipe imports this file, and not what makes a student: that needs torch.
 """
@@ -56,8 +56,8 @@ class Student(Config):
     head: Literal["keep", "new"] = "new"
     """With `path`: keep the checkpoint's head, trained for this task, or create a new one."""
     config: dict[str, Any] | None = None
-    """Trains a newly initialized model: the Transformers config keys that differ from the incoming model, or, with `model_type`, those of
-    another model type."""
+    """Trains a newly initialized model. Gives the Transformers config keys that differ from the incoming model, or, with `model_type`, from
+    the defaults of another model type."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Student:

@@ -128,7 +128,7 @@ class Distill(DistillSettings):
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.on_policy", f"given for {context.task}", f"it is for {tasks}", "leave it out")
         if self.on_policy is not None and context.team.runs_together:
-            divides = f"parallel: {{{context.team.given}}}, which divides the student"
+            divides = f"parallel: {{{context.team.settings}}}, which divides the student"
             raise InputError(f"{self.key}.on_policy", f"given with {divides}", remedy="give parallel: {strategy: ddp}")
         if self.augment is not None and context.team.pipeline > 1:
             given = f"given with parallel.pipeline: {context.team.pipeline}, whose stages read the rows before they are masked"
@@ -153,7 +153,7 @@ class Distill(DistillSettings):
     def _joins_micro_batches(self, settings: Sequence[Setting], task: Task) -> bool:
         """Whether rows of several micro-batches can be compared (`foundation.training.grad_cache`).
 
-        All losses have to read the vectors alone, and to train nothing besides.
+        All losses have to read only the vectors, and to train nothing else.
         """
         from foundation.models.meta import on_meta_device
 

@@ -1,6 +1,6 @@
 """On-policy distillation: the student is corrected on what it writes itself (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649).
 
-A student that learns from given texts alone never sees its own mistakes, and at inference every later token follows from them. Algorithm 1
+A student that learns only from fixed texts never sees its own mistakes, and at inference every later token follows from them. Algorithm 1
 of the paper: with probability `share` a step takes answers that the student samples, instead of the data's,
 
     y ~ p_student(. | x)        no gradient flows through the sampling
@@ -40,8 +40,8 @@ class OnPolicy(Config):
     """text-generation: the share of a block that is given; the student writes the rest."""
 
 
-def tokens_given(share: float, length: int) -> int:
-    """Returns how many tokens of a block of this length, at least 2, are given: at least one, and at least one is left to write."""
+def prompt_length(share: float, length: int) -> int:
+    """Returns the number of tokens of a block that serve as the prompt: at least one, and at least one is left to generate."""
     return min(max(1, round(share * length)), length - 1)
 
 
@@ -81,7 +81,7 @@ class Sampling:
 
         ids_bL = batch.features["input_ids"]
         length = ids_bL.shape[1]
-        given = tokens_given(self.settings.prompt, length)
+        given = prompt_length(self.settings.prompt, length)
         prompt_bP = ids_bL[:, :given]
         # the end token ends a text, not a block: another text follows it
         written_bL = generate(model, (), self._whole(length - given), input_ids=prompt_bP, attention_mask=torch.ones_like(prompt_bP))

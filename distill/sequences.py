@@ -5,11 +5,11 @@
 
 The teacher answers every source once, and its answers replace the targets of the train split. They are more regular than human texts, so
 that a small student can follow them, and greedy decoding loses less against a search (section 4). Word-level losses (`soft_target`) are
-then taken on the teacher's own sequences; with `loss: hard_target` the student learns the sequences alone, as in the paper.
+then taken on the teacher's own sequences; with `loss: hard_target` the student learns only the sequences, as in the paper.
 
 The paper is about pairs. Of a block of text only what the teacher wrote counts in the losses, and an end token there ends a text, not the
 block. Answers are written to the scratch folder of the stage in parts, each named by all that it depends on: a run that was stopped goes
-on behind the last part. Left out: human texts in between, for which another stage can follow.
+on after the last part. Left out: human texts in between, for which another stage can follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors.numpy import load_file, save_file
 
-from distill.on_policy import tokens_given
+from distill.on_policy import prompt_length
 from foundation.artifacts.artifact import digest
 from foundation.core.config import Config
 from foundation.core.progress import Progress
@@ -49,7 +49,7 @@ class Sequences(Config):
     beams: Annotated[int, Field(ge=1, le=64)] = 1
     """Beams of the teacher's search; 1: the most likely token each time. The paper takes 5."""
     prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """text-generation: the share of a block that is given; the teacher writes the rest, and the student learns that alone."""
+    """text-generation: the share of a block that is given; the teacher writes the rest, and the student learns only the rest."""
 
 
 def with_answers(
@@ -74,7 +74,7 @@ def with_answers(
         raise ValueError("sequence-level distillation needs pairs of a source and a target, or blocks of text")
     sources, lengths = [pair.source for pair in pairs], list[int]()
     if blocks:
-        sources = [block[: tokens_given(settings.prompt, len(block))] for block in blocks]
+        sources = [block[: prompt_length(settings.prompt, len(block))] for block in blocks]
         lengths = [len(block) - len(source) for block, source in zip(blocks, sources, strict=True)]
     answers: list[Ids] = []
     with progress.bar("teacher's answers", len(sources)) as advance:

@@ -31,7 +31,7 @@ class DistillSettings(TrainingSettings, ModelStage):
     student: Student = Student()
     """The model to train."""
     loss: PresetName | None = None
-    """A published combination of losses; soft_target if neither this nor `losses` is given. hard_target trains on the labels alone, as a
+    """A published combination of losses; soft_target if neither this nor `losses` is given. hard_target trains only on the labels, as a
     baseline."""
     losses: tuple[AnyLoss, ...] = ()
     """A list of individual losses, instead of `loss`."""
@@ -46,9 +46,9 @@ class DistillSettings(TrainingSettings, ModelStage):
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of each teacher in the average; absent: equal weights."""
     sequences: Sequences | None = None
-    """Sequence-level distillation for tasks whose answers are tokens: what the teacher answers replaces the targets of the train split."""
+    """Sequence-level distillation for tasks whose answers are tokens: the teacher's answers replace the targets of the train split."""
     on_policy: OnPolicy | None = None
-    """On-policy distillation for tasks whose answers are tokens: in part of the steps the student is corrected on what it writes itself."""
+    """On-policy distillation for tasks whose answers are tokens: some steps train on answers that the student generates itself."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the train rows, or of the corpus, to train on, chosen by content hash."""
     extra_text: PlainText | None = None

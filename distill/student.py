@@ -11,9 +11,10 @@
     path           another checkpoint with its own fast tokenizer
     config         another shape or model type, newly initialized
 
-A student with all layers equals the incoming model, bit for bit. Initialization from the teacher's layers: https://arxiv.org/abs/1910.01108,
-section 3. `first` is the default: the first layers are already trained to follow each other, while other selections must be adapted;
-https://arxiv.org/abs/2004.03844 also finds that the lower layers matter most. Not supported: searching for the best layers.
+A student with all layers equals the incoming model, bit for bit. Initialization from the teacher's layers:
+https://arxiv.org/abs/1910.01108, section 3. `first` is the default: the first layers are already trained to follow each other, while other
+selections must be adapted; https://arxiv.org/abs/2004.03844 also finds that the lower layers matter most. Not supported: searching for the
+best layers.
 """
 
 from __future__ import annotations
@@ -243,27 +244,27 @@ def check_student(student: Student, context: Context, num_labels: int | None, ke
         )
 
 
-def _has_head(student: Student, found: Any, context: Context, num_labels: int | None) -> bool:
+def _has_head(student: Student, trained: Any, context: Context, num_labels: int | None) -> bool:
     """Whether a checkpoint brings a head that `head: keep` would take: one for this task and these labels."""
-    if not found.architectures or not context.facts.answer.FROM_HEAD:
+    if not trained.architectures or not context.facts.answer.FROM_HEAD:
         return False
     try:
-        check_task(ModelConfig(path=student.path, task=context.task, head="keep"), found, num_labels)
+        check_task(ModelConfig(path=student.path, task=context.task, head="keep"), trained, num_labels)
     except InputError:
         return False
-    return not context.facts.answer.classifies or own_names(found) in (None, context.data.labels)
+    return not context.facts.answer.classifies or own_names(trained) in (None, context.data.labels)
 
 
 def _model_of(student: Student, task: Task) -> ModelConfig:
     return ModelConfig(path=student.path, task=task, head=student.head)
 
 
-def _changed_config(given: dict[str, Any], config: PreTrainedConfig, key: str) -> PreTrainedConfig:
+def _changed_config(changes: dict[str, Any], config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     """Returns the config of a newly initialized student: the incoming model's, or the default of another type, with some keys changed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    kind = given.get("model_type", config.model_type)
+    kind = changes.get("model_type", config.model_type)
     if kind not in CONFIG_MAPPING:
         raise InputError(
             f"{key}.model_type", f"{kind!r} given", remedy=f"give a model type of Transformers{nearest(str(kind), CONFIG_MAPPING)}"
@@ -272,12 +273,12 @@ def _changed_config(given: dict[str, Any], config: PreTrainedConfig, key: str) -
     default = AutoConfig.for_model(kind)
     aliases, names = default.attribute_map, set(default.to_dict())
     allowed = (names | set(aliases)) - OWN_KEYS
-    unknown = sorted(set(given) - allowed - {"model_type"})
+    unknown = sorted(set(changes) - allowed - {"model_type"})
     if unknown:
         raise InputError.of(
             Problem(f"{key}.{name}", f"not a config key of a {kind} that can be set here{nearest(name, allowed)}") for name in unknown
         )
-    values = {aliases.get(name, name): value for name, value in given.items() if name != "model_type"}
+    values = {aliases.get(name, name): value for name, value in changes.items() if name != "model_type"}
     if same:
         carried = _same_shape(config.to_dict(), values, aliases)
     else:

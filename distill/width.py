@@ -102,7 +102,7 @@ def narrow(model: PreTrainedModel, config: PreTrainedConfig, key: str) -> nn.Mod
     channels = top(channel_scores(weights, residual), config.hidden_size)
     kept: dict[tuple[str, int], Tensor] = dict.fromkeys(residual, channels)
     for block, attention in attentions.items():
-        kept |= kept_head_dims(model, attention, config)
+        kept |= head_dims_to_keep(model, attention, config)
         of_block = {axis for axis in ffn_axes if axis[0].startswith(f"{blocks[block]}.")}
         if of_block:
             kept |= dict.fromkeys(of_block, top(neuron_scores(weights, of_block), size_of(config, "ffn")))
@@ -142,7 +142,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
     return found
 
 
-def kept_head_dims(model: nn.Module, attention: Attention, config: PreTrainedConfig) -> dict[tuple[str, int], Tensor]:
+def head_dims_to_keep(model: nn.Module, attention: Attention, config: PreTrainedConfig) -> dict[tuple[str, int], Tensor]:
     """Returns the head dimensions to keep in one block, for every (weight, axis) that runs over them."""
     old: Any = model.config
     shape = old.num_attention_heads, old.hidden_size // old.num_attention_heads

@@ -1,4 +1,4 @@
-"""What the stage `export` builds: which variants, in which precisions (`export.export` says which)."""
+"""The builds of the stage `export`: variants and precisions (`export.export` explains the choice)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Build:
 
     @property
     def float_precision(self) -> str:
-        """What its float part runs in."""
+        """Precision of its float part."""
         return self.precision if self.is_half else "fp32"
 
     @property
@@ -49,7 +49,7 @@ class Build:
 
 
 def planned(context: Context, variants: Literal["ends", "all"], draft: str | None = None) -> list[Build]:
-    """Returns the builds, in order: variants first to last, then on a processor with bf16 the float one behind the last in that, from
+    """Returns the builds, in order: variants first to last, then on a processor with bf16 the float one of the last in that, from
     the files of its fp32. What half graphs add is in `rivals`.
 
     Args:
@@ -67,7 +67,7 @@ def planned(context: Context, variants: Literal["ends", "all"], draft: str | Non
 
 
 def rivals(builds: Sequence[Build], half: str) -> list[Build]:
-    """Returns what `planned` lacks of the float build in a half that the last int8 has to beat; for engines with half graphs.
+    """Returns the 16-bit float build that the last int8 build has to beat, unless it is planned; for engines with half graphs.
 
     Args:
         builds: What `planned` gave.
@@ -79,7 +79,7 @@ def rivals(builds: Sequence[Build], half: str) -> list[Build]:
 
 
 def has_half_graphs(context: Context) -> bool:
-    """Whether an engine is built whose graph says what runs in halves."""
+    """Whether an engine is built whose graph says what runs in 16 bits."""
     return any(engine_module(engine).strongly_typed() for engine in context.target.engines)
 
 
@@ -88,17 +88,17 @@ def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
     return next(name for name in reversed(line) if is_float(name))
 
 
-def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str], draft: str | None = None) -> list[str]:
+def ends(lineages: Mapping[str, Sequence[str]], floating: Mapping[str, str], draft: str | None = None) -> list[str]:
     """Returns the variants to build where not all are.
 
     Args:
-        made: Variants, in order, and for each those that it was made by: itself the last.
+        lineages: Variants, in order, and for each those that it was made by: itself the last.
         floating: For each the float one that it was made of.
         draft: One that is built in any case.
     """
-    within = {name for line in made.values() for name in line[:-1]}
-    last = [name for name in made if name not in within]
-    return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last), draft}]
+    within = {name for line in lineages.values() for name in line[:-1]}
+    last = [name for name in lineages if name not in within]
+    return [name for name in lineages if name in {next(iter(lineages)), *last, *(floating[end] for end in last), draft}]
 
 
 def computes_bf16(context: Context) -> bool:

@@ -1,4 +1,4 @@
-"""What a recipe can choose in the stage `export`, apart from the stage itself: read without torch."""
+"""Choices of the stage `export`, apart from the stage itself: read without torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Generation(Config):
     """How engines that answer prompts keep keys and values, and what they are asked to prove that they are right."""
 
     kv_cache: Literal["float", "fp16", "int8"] = "float"
-    """What keys and values are kept in. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of fp32;
-    int8: a quarter. Less than float changes answers: the engine is checked against torch with float, and the report shows the cost."""
+    """Precision of the cache of keys and values. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of
+    fp32; int8: a quarter. Less than float changes answers: the engine is checked against torch with float, and the report shows the
+    cost."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Number of prompts: the starts of evaluation blocks, the sources of evaluation pairs, or questions."""
     questions: Annotated[str, Field(min_length=1)] | None = None
@@ -45,7 +46,7 @@ class Generation(Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_unset(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
         left_out = {"draft", "draft_tokens"} if self.draft is None else set()
         left_out |= {"prompt_lookup"} if self.prompt_lookup is None else set()

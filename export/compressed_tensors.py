@@ -49,7 +49,7 @@ from foundation.schemes.table import SCHEMES
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
 HELD = (LayerScales, DynamicScales, WeightScales, Int4Scales, Fp8Scales)
-"""What `_weight` writes."""
+"""Kinds of scales that `_weight` converts."""
 
 
 def is_decoder(checkpoint: Checkpoint) -> bool:

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 HIDDEN = "last_hidden_state"
-"""What both backends read."""
+"""Files that both backends read."""
 ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
 """Endings of the files of the two engines."""
 WEIGHTS = (".safetensors", ".index.json")
 OWN = ("manifest.json", "quantization.json", "README.md", MODULES)
 EXPORTED = "export.json"
 TOKENIZER, NEW_CLASS, OLD_CLASS = "tokenizer_config.json", "TokenizersBackend", "PreTrainedTokenizerFast"
-"""What Transformers 5 calls a tokenizer of tokenizer.json, and the name that Transformers 4, which the ONNX backend needs, knows too."""
+"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4, which the ONNX backend needs, knows too."""
 
 
 def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:

@@ -6,10 +6,10 @@ What is built, each in a folder `<variant>-<precision>`:
            that it was made of: what int8 has to beat
     all    every variant, int8 where it is quantized
 
-A processor with bf16 adds the float variant behind the last one in bf16, from the files of its fp32 build: there bf16 is what int8 has
-to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`). For engines whose graph says what runs in halves,
-as TensorRT's does, the same holds of fp16 or bf16 (`export.half_graphs`): where such an engine runs, both modes of an int8 build are made
-and its answers decide; where it does not, the ranges do, and the mode in halves alone is proved.
+On a processor with bf16 the float variant of the last one is also built in bf16, from the files of its fp32 build: there bf16 is what int8
+has to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`). For engines whose graph says what runs in
+halves, as TensorRT's does, the same is true for fp16 or bf16 (`export.half_graphs`): where such an engine runs, both modes of an int8 build
+are made and its answers decide; where it does not, the ranges do, and only the 16-bit mode is proved.
 
 Every engine runs in a process of its own, in the configuration that is timed and served. First it has to agree with torch on selection rows
 (`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. Only an engine that stays predicts the whole
@@ -71,7 +71,7 @@ class Export(Stage):
     """ends: the baseline, the last variant (of each branch, if the recipe has branches), and the float variant that it was quantized from;
     all: every variant."""
     float_precision: FloatSetting = "auto"
-    """What int8 engines compute their float part in: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
+    """Precision of the float part of int8 engines: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
     bf16. auto: a half, unless that brings the answers to selection rows further from the float model than int8 does by itself. Which half
     TensorRT takes is decided by the ranges of its tensors on selection rows: fp16, or bf16 where fp16 would leave matrix products in
     float32. Where no TensorRT runs, nothing but the ranges decides. The fused kernels of torch take fp16 only where it is given, as they
@@ -164,7 +164,7 @@ class Export(Stage):
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
             exporter = TowersExporter if context.facts.two_towers else Exporter
-            make = partial(_made, exporter, build, context, out, self.float_precision, answers, agreement, graphs)
+            make = partial(_build_anew, exporter, build, context, out, self.float_precision, answers, agreement, graphs)
             entries.append(reuse.entry(build, make))
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
@@ -188,7 +188,7 @@ class Export(Stage):
         return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
 
     def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
-        """Yields the builds, and last those in halves; which half that is in half graphs is read off the fp32 build, made by then."""
+        """Yields the builds, and last those in 16 bits; which half that is in half graphs is read off the fp32 build, made by then."""
         from export.builds import has_half_graphs, rivals
         from export.exporter import MODEL
 
@@ -261,7 +261,7 @@ def _check_target(context: Context) -> None:
 
 
 def _check_cache(config: PreTrainedConfig, context: Context) -> None:
-    from export.generation.kept import missing_keys
+    from export.generation.missing_keys import missing_keys
 
     cached = [engine for engine in context.target.engines if ENGINES[engine].generates == "decoder"]
     if not cached or not context.facts.generates or config.is_encoder_decoder:
@@ -276,7 +276,7 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
         )
 
 
-def _made(exporter: type[Exporter], *given: Any) -> dict[str, Any]:
+def _build_anew(exporter: type[Exporter], *given: Any) -> dict[str, Any]:
     """Returns the entry of export.json of a build that is made now."""
     return exporter(*given).run()
 

@@ -59,7 +59,7 @@ class Exporter:
             rest: The setting `float_precision`.
             answers: What engines with a choice of float precision answered to the trial rows so far; added to.
             agreement: Compares the tokens of engines that generate.
-            graphs: Writes half graphs; None: engines that need one are built in fp32 alone.
+            graphs: Writes half graphs; None: engines that need one are built only in fp32.
         """
 
         self.build, self.context, self.out, self.answers, self.agreement = build, context, out, answers, agreement
@@ -112,7 +112,7 @@ class Exporter:
         return found
 
     def _tell_undecided(self, engines: list[dict[str, Any]]) -> None:
-        """Says which halves stand although no answers were there to judge them by."""
+        """Warns of 16-bit float parts that no answers were available to judge."""
         for entry in engines:
             if entry.get("half_graph") and not entry["runnable"] and self._rest(entry["engine"]) == "auto":
                 self.context.progress.log(
@@ -161,7 +161,7 @@ class Exporter:
         return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
 
     def _engine(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
-        """Builds one engine and judges its modes; where modes are alternatives, those behind the first that passes are left out."""
+        """Builds one engine and judges its modes; where modes are alternatives, those after the first that passes are left out."""
         passed = None
         for entry in self._build(engine, model):
             if passed not in (None, entry["mode"]):
@@ -208,7 +208,7 @@ class Exporter:
 
     @cached_property
     def _floating(self) -> Array:
-        """What torch answers to the rows of the gate with grid weights and float activations."""
+        """Torch's answers to the rows of the gate with grid weights and float activations."""
         from foundation.measure.predictions import predict
         from foundation.models.checkpoint import load_float
 
@@ -248,7 +248,7 @@ class Exporter:
         return None if compared["passed"] else compared
 
     def _rounding(self, engine: EngineName) -> Rounding | None:
-        """Returns how an engine quantizes the tokens of this build by itself; None where it does not."""
+        """Returns the engine's own dynamic quantization of this build; None if it has none."""
         scheme = of_precision(self.build.precision)
         return None if scheme is None else engine_module(engine).rounding(scheme)
 
@@ -344,7 +344,7 @@ class Exporter:
         return {"file": self._relative(path), **found}
 
     def _compared(self, entry: Mapping[str, Any], answers: Array, layers: Sequence[Any] = ()) -> dict[str, Any]:
-        """Returns how an engine compares with torch on the rows of the gate, and as `reason` why it does not pass, or None.
+        """Compares an engine with torch on the rows of the gate; `reason` says why it does not pass, or is None.
 
         Raises:
             ParityError: The integers of a layer are wrong.

@@ -1,7 +1,7 @@
-"""What an engine computes its float part in: fp32, or a half (fp16, bf16) where the answers come no further from the float model.
+"""Chooses the precision of an engine's float part: fp32, or fp16 or bf16 if the answers stay as close to the float model.
 
-LayerNorm, softmax, GELU, attention and what stands between two int8 layers take part of the time of an encoder in int8, the more of it the
-longer and the more rows are; halves halve what they read and write, and multiply faster (benchmarks/README.md, peers). Which codes int8
+LayerNorm, softmax, GELU, attention and the operations between two int8 layers take part of the time of an encoder in int8, the more of it
+the longer and the more rows are; halves halve what they read and write, and multiply faster (benchmarks/README.md, peers). Which codes int8
 layers get then differs from torch in every row, so that a half cannot be held to parity. The same graph in fp32 is, and the half is judged
 by what int8 is allowed to cost at all: with D(r) the distance on selection rows between the answers of the float variant's engine and of
 the int8 engine with the rest in r,
@@ -10,7 +10,7 @@ the int8 engine with the rest in r,
 
     D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
 
-A float build in fp16 or bf16 is judged likewise, with D(fp32) = 0. The rule is the same as for int8 attention under `auto`
+A float build in fp16 or bf16 is judged in the same way, with D(fp32) = 0. The rule is the same as for int8 attention under `auto`
 (`foundation.measure.closeness`, which has the floor). OpenVINO on a CPU has bf16; TensorRT has fp16 and bf16, and `export.half_graphs` says
 which of them is asked.
 """
@@ -36,7 +36,7 @@ TRIAL_ROWS = 256
 
 @dataclass(frozen=True)
 class Judgement:
-    """Which precision it is, and what decided."""
+    """The chosen precision, and what decided."""
 
     precision: FloatPrecision
     rows: int
@@ -45,7 +45,7 @@ class Judgement:
     half: float
     """D(half)."""
     bound: float
-    """What the half may add."""
+    """Distance that 16 bits may add."""
 
 
 def trial_rows(context: Context) -> list[Row]:

@@ -1,6 +1,6 @@
 """The half graphs of a run, for engines whose graph says what runs in 16-bit floats.
 
-    model.onnx -> ranges on selection rows -> model_<half>.onnx            `export.graph.halves`: float32 islands
+    model.onnx -> ranges on selection rows -> model_<half>.onnx            `export.graph.half_precision`: float32 islands
                                            -> model_<half>_fused.onnx      `export.graph.attention`: each attention one node
 
 An fp16 rule names its fp32 islands; the islands of `range`, `sums` and `gelu` come from the ranges, which are measured once for each graph,
@@ -26,7 +26,7 @@ import onnx
 
 from export.choices import FloatSetting
 from export.graph.attention import fuse_attention
-from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
+from export.graph.half_precision import Half, clamp_masks, float_tensors, to_half_precision
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
 from foundation.artifacts.graph import Graph
@@ -35,7 +35,7 @@ from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor, Row
 
 RANGE_ROWS: Final = 64
-"""Rows that ranges are measured on: `export.graph.halves` keeps three quarters of the range for the others."""
+"""Rows that ranges are measured on: `export.graph.half_precision` keeps three quarters of the range for the others."""
 BATCH_SIZE: Final = 8
 
 
@@ -55,7 +55,7 @@ class HalfGraph:
     rows: int
     """Rows that the ranges were measured on."""
     left: Mapping[str, str]
-    """Why an attention is no node, by the name of its last product."""
+    """Why an attention is not a node, by the name of its last product."""
 
     def facts(self) -> dict[str, Any]:
         """Returns the facts about the graph for an engine's entry; JSON types."""
@@ -77,7 +77,7 @@ class HalfGraphs:
         self._ranges: dict[Path, tuple[Ranges, int]] = {}
 
     def half_of(self, model: Path, preprocessor: Preprocessor) -> Half | None:
-        """Returns the type of the float part next to fp32: the setting's, or the result of `pick`; None: fp32 alone."""
+        """Returns the type of the float part next to fp32: the setting's, or the result of `pick`; None: only fp32."""
         if self.setting == "fp32":
             return None
         return self.pick(model, preprocessor) if self.setting == "auto" else self.setting
@@ -85,7 +85,7 @@ class HalfGraphs:
     def pick(self, model: Path, preprocessor: Preprocessor) -> Half:
         """Returns the type that `auto` takes for a float or Q/DQ graph: see above."""
         proto = _loaded(model)
-        halved = to_halves(proto, self._measured(model, proto, preprocessor)[0], "fp16")
+        halved = to_half_precision(proto, self._measured(model, proto, preprocessor)[0], "fp16")
         kinds = {node.name: node.op_type for node in proto.graph.node}
         return "bf16" if any(kinds[name] in GEMMS for name in halved.islands) else "fp16"
 
@@ -94,13 +94,13 @@ class HalfGraphs:
 
         Args:
             model: A float or Q/DQ graph.
-            half: The type of everything that is no island.
+            half: The type of everything that is not an island.
             preprocessor: Prepares the rows.
             folder: Where the files go.
         """
         proto = _loaded(model)
         ranges, rows = self._measured(model, proto, preprocessor)
-        halved = to_halves(proto, ranges, half)
+        halved = to_half_precision(proto, ranges, half)
         plain = save(halved.model, folder / f"{model.stem}_{half}.onnx")
         fused = fuse_attention(halved.model, ranges.largest)
         path = save(fused.model, folder / f"{model.stem}_{half}_fused.onnx") if fused.products else None

@@ -1,13 +1,14 @@
-"""Float builds that an earlier export of the same store has made: the candidates of a search and a run with other settings take them.
+"""Reuses float builds of earlier exports in the same store, for the candidates of a search and for runs with other settings.
 
-    stages/build-<key>/<name>/     the folder of the build: hard links, where there are such
+    stages/build-<key>/<name>/     the folder of the build: hard links, if the file system has them
     stages/build-<key>/entry.json  its entry of export.json
     stages/build-<key>/answers     what its engines answered to the trial rows, float32, where the float part of int8 is chosen by them
 
 The key is a digest of everything that a build depends on: checkpoint, data, target, settings, libraries and machine. Every file is hashed
-before it is taken; a build of which one was changed is made again, and so is every build of an export that is forced.
+before it is reused. If one was changed, the build is repeated; a forced export repeats every build.
 
-Left out: quantized builds, which are what differs, models that generate, several towers, and engines of other devices than the CPU.
+Left out: quantized builds, which differ between candidates, models that generate, several towers, and engines of other devices than the
+CPU.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ ENTRY, ANSWERS = "entry.json", "answers"
 
 @dataclass(frozen=True)
 class Reuse:
-    """Makes builds, or takes them from an earlier export."""
+    """Makes builds, or reuses them from an earlier export."""
 
     context: Context
     out: Path
-    """Where the folders of the builds go."""
+    """Parent of the folders of the builds."""
     answers: MutableMapping[Request, Array]
-    """What engines answered to the trial rows so far; added to."""
+    """Answers of engines to the trial rows so far; new ones are added."""
     settings: Any
     """Version and settings of the stage, JSON types."""
     taken: list[str] = field(default_factory=list)
-    """Names of the builds that were taken; added to."""
+    """Names of the reused builds; new ones are appended."""
 
     def entry(self, build: Build, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the entry of export.json of a build, whose folder is there then.
+        """Returns the entry of export.json of a build, and makes sure that its folder exists.
 
         Args:
             build: The build.
@@ -54,19 +55,19 @@ class Reuse:
         if not self._is_reusable(build):
             return make()
         key = self.key(build)
-        kept = self._place(key)
-        with holding(kept.parents[1], kept.name, self.context.progress.log):
-            known = None if self.context.forced else self._taken(kept, build)
+        stored = self._place(key)
+        with holding(stored.parents[1], stored.name, self.context.progress.log):
+            known = None if self.context.forced else self._taken(stored, build)
             if known is not None:
-                self.context.progress.log("    as an earlier export has made it")
+                self.context.progress.log("    reused from an earlier export")
                 self.taken.append(build.name)
                 return known
             entry = make()
-            self._keep(kept, key, build, entry)
+            self._keep(stored, key, build, entry)
             return entry
 
     def keeps(self, build: Build) -> bool:
-        """Whether a build is kept, and will be taken unless it was changed."""
+        """Whether a build is in the store, and will be reused unless it was changed."""
         return self._is_reusable(build) and not self.context.forced and self._place(self.key(build)).exists()
 
     def key(self, build: Build) -> str:
@@ -87,8 +88,8 @@ class Reuse:
         )
 
     def _place(self, key: str) -> Path:
-        """Returns where the build of a key is kept."""
-        assert self.context.shared is not None, "nothing is reusable without"
+        """Returns the place of a build in the store."""
+        assert self.context.shared is not None, "builds are reusable only in a shared store"
         return self.context.shared / f"build-{key[:16]}"
 
     def _is_reusable(self, build: Build) -> bool:
@@ -96,28 +97,28 @@ class Reuse:
         plain = not (build.is_quantized or facts.generates or facts.two_towers or has_half_graphs(context))
         return context.shared is not None and context.target.device == "cpu" and plain
 
-    def _taken(self, kept: Path, build: Build) -> dict[str, Any] | None:
-        """Links the folder of a kept build and returns its entry; None where there is none, or with a warning where it was changed."""
-        if not kept.exists():
+    def _taken(self, cached: Path, build: Build) -> dict[str, Any] | None:
+        """Links the folder of a stored build and returns its entry; None if there is none, or, with a warning, if it was changed."""
+        if not cached.exists():
             return None
         try:
-            problems = verify(load(kept))
-            entry: dict[str, Any] = {} if problems else read_json(kept / ENTRY)
+            problems = verify(load(cached))
+            entry: dict[str, Any] = {} if problems else read_json(cached / ENTRY)
         except DamagedArtifact as error:
             problems = [error.problem]
         if problems:
             self.context.progress.warn(f"{problems[0]}; {build.name} is made again")
             return None
-        shutil.copytree(kept / build.name, self.out / build.name, copy_function=_linked)
-        for file in sorted((kept / ANSWERS).glob("*.npy")):
+        shutil.copytree(cached / build.name, self.out / build.name, copy_function=_linked)
+        for file in sorted((cached / ANSWERS).glob("*.npy")):
             engine, rest = file.stem.split(".")
             self.answers[engine, build.variant, build.precision, rest] = np.load(file)
         return entry
 
-    def _keep(self, kept: Path, key: str, build: Build, entry: Mapping[str, Any]) -> None:
-        """Keeps a build that was made."""
+    def _keep(self, cached: Path, key: str, build: Build, entry: Mapping[str, Any]) -> None:
+        """Stores a new build."""
         mine = {asked: found for asked, found in self.answers.items() if asked[1:3] == (build.variant, build.precision)}
-        with writing(kept) as folder:
+        with writing(cached) as folder:
             shutil.copytree(self.out / build.name, folder / build.name, copy_function=_linked)
             write_json(folder / ENTRY, entry)
             for (engine, _, _, rest), found in mine.items():

@@ -1,10 +1,10 @@
-"""How much of a model the files of an engine hold as integers, counted from their constants.
+"""Share of a model's weights that the files of an engine store as integers, counted from their constants.
 
     integer_weights = weights that are codes of 4 or 8 bits / all weights
 
 Weights are constants with two axes or more that are longer than one: matrices, kernels, and tables of embeddings and positions. Vectors do
-not count, nor do scales and zero points. A table that a file holds twice counts twice. What the engine multiplies is told by the shares of
-`export.share`: int8 tables, for one, are multiplied by floats.
+not count, nor do scales and zero points. A table that a file holds twice counts twice. This is not the share of int8 arithmetic,
+which is in `export.share`: int8 tables, for example, are multiplied as floats.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 ONNX_INTEGERS = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
 ONNX_SCALED = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, "GatherBlockQuantized": 2, "GroupQueryAttention": 5}
-"""Operators that read scales, zero points or, in attention, angles, and the first input that is one of these."""
+"""Operators with scales, zero points or (attention) rotary angles among their inputs, and the index of the first such input."""
 BLOCKS = "MatMulNBits"
-"""Reads codes in blocks, filled up with others and two in a byte where they have 4 bits: its attributes give their number."""
+"""Reads codes in padded blocks, two in a byte for 4 bits: the number of weights comes from its attributes."""
 OPENVINO_INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 OPENVINO_SCALED = ("Multiply", "Subtract")
-"""Kinds of products in an IR; what they read first are the codes."""
+"""Operations of an IR that scale or shift codes; the codes are their first input."""
 OPENVINO_BETWEEN = ("Convert", "Unsqueeze", "Reshape")
 
 
@@ -40,7 +40,7 @@ def integer_weights(files: Sequence[Path]) -> float | None:
     """Returns the share of the weights in an engine's files that are integers; None where no file is a graph of ONNX or OpenVINO.
 
     Args:
-        files: What the engine loads: .onnx and .xml are read, others passed over.
+        files: Files of the engine: .onnx and .xml are read, others are skipped.
     """
     readers = {".onnx": _of_onnx, ".xml": _of_openvino}
     weights = [weight for path in files if path.suffix in readers for weight in readers[path.suffix](path)]

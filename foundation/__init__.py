@@ -1,4 +1,4 @@
-"""What every stage stands on: data, models, number formats, training, measurement, artifacts, processes. Imports no package above it."""
+"""The foundation of all stages: data, models, number formats, training, measurement, artifacts, processes. Imports no package above it."""
 
 import os
 

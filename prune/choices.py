@@ -1,4 +1,4 @@
-"""What a recipe can choose in the stages `prune` and `sparsify`, apart from their methods: read without torch."""
+"""Choices of the stages `prune` and `sparsify`, apart from their methods: read without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.settings import Epochs, LearningRate, Passes, TrainingSettings
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
-"""What a model is cut in."""
+"""Units that are pruned."""
 Groups = Literal["rows", "columns", "both"]
 """Which rows and columns of a block are groups of weights (`prune.sparsify.lasso`)."""
 
@@ -42,5 +42,5 @@ class Recover(TrainingSettings, DistillationSettings):
     @model_validator(mode="after")
     def _hidden_by_name(self) -> Self:
         if self.hidden_weight and self.named:
-            raise ValueError(f"hidden_weight: {self.hidden_weight:g} given beside loss or losses; give losses: [{{name: hidden}}]")
+            raise ValueError(f"hidden_weight: {self.hidden_weight:g} given together with loss or losses; give losses: [{{name: hidden}}]")
         return self

@@ -4,7 +4,7 @@
     parameters  entries of all weights, including biases and norms
     latency     milliseconds on the first engine of the target at one shape, from a measured table (`prune.latency.table`)
 
-macs and parameters follow from the shapes of the weights alone: each axis gets its new length. The products Q K^T and P V have no weights
+macs and parameters follow only from the shapes of the weights: each axis gets its new length. The products Q K^T and P V have no weights
 and are not counted; they shrink with the heads. Embeddings, pooler and head are not counted either, since pruning the blocks leaves them
 as they are.
 """

@@ -23,7 +23,7 @@ from prune.cost import GATED, Component, count_of, width_of
 from prune.hook_points import HookPoints
 
 GateSite = tuple[int, Component] | str
-"""Where gates act: (block, component), or "hidden"."""
+"""The place of a gate: (block, component), or "hidden"."""
 
 
 @dataclass

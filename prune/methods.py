@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a method may look at."""
+    """Inputs of a scoring method."""
 
     model: nn.Module
     """The model, in evaluation mode; it is not changed."""
@@ -51,13 +51,13 @@ class MethodFacts:
 def _by_gradient(score: Callable[[Tensor], Tensor]) -> Callable[[Scoring], Scores]:
     """Returns a method that scores gradients at gates; blocks and channels without a gradient are scored by activation."""
 
-    def scores(given: Scoring) -> Scores:
+    def scores(scoring: Scoring) -> Scores:
         from prune.selection import Scores
 
-        activations = by_activation(given.model, given.structure, given.batches)
-        found = by_gradient(score, given.model, given.structure, given.batches, given.objective, given.hidden)
+        activations = by_activation(scoring.model, scoring.structure, scoring.batches)
+        found = by_gradient(score, scoring.model, scoring.structure, scoring.batches, scoring.objective, scoring.hidden)
         components = {where: value for where, value in found.items() if isinstance(where, tuple)}
-        return Scores(components, activations.layers, found["hidden"] if given.hidden else activations.hidden)
+        return Scores(components, activations.layers, found["hidden"] if scoring.hidden else activations.hidden)
 
     return scores
 
@@ -87,21 +87,21 @@ def scored() -> str:
     return one_of([name for name, row in METHODS.items() if row.score is not None])
 
 
-def scores_of(method: Method, given: Scoring, layer_score: LayerScore | None = None) -> Scores:
+def scores_of(method: Method, scoring: Scoring, layer_score: LayerScore | None = None) -> Scores:
     """Returns the scores of a model by a method that has some; units that no nonzero weight reads score 0.
 
     Args:
         method: The name of the method.
-        given: What it may look at.
+        scoring: Inputs of the method.
         layer_score: How blocks are scored; None: as the method does.
     """
     from prune.layer_loss import losses_without
 
     row = METHODS[method]
     assert row.score is not None, f"{method} learns its masks"
-    scores = row.score(given)
+    scores = row.score(scoring)
     if layer_score == "loss":
-        scores = replace(scores, layers=losses_without(given.model, given.structure, given.batches, given.objective))
+        scores = replace(scores, layers=losses_without(scoring.model, scoring.structure, scoring.batches, scoring.objective))
     elif layer_score == "influence":
-        scores = replace(scores, layers=by_activation(given.model, given.structure, given.batches).layers)
-    return unread_first(comparable(scores) if row.relative else scores, given.model, given.structure)
+        scores = replace(scores, layers=by_activation(scoring.model, scoring.structure, scoring.batches).layers)
+    return unread_first(comparable(scores) if row.relative else scores, scoring.model, scoring.structure)

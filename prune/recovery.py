@@ -211,7 +211,7 @@ def check_recovery(
     """
     check_hidden(settings, config, teacher, key)
     if settings.hidden_weight and (context.team.sequence or context.team.context > 1):
-        shares, without = ("sequence: true", "sequence: false") if context.team.sequence else (context.team.given, "context: 1")
+        shares, without = ("sequence: true", "sequence: false") if context.team.sequence else (context.team.settings, "context: 1")
         given = f"{settings.hidden_weight:g} given with parallel.{shares}, which shares the tokens of hidden states"
         raise InputError(f"{key}.hidden_weight", given, remedy=f"give {without}, or hidden_weight: 0")
     if settings.hidden_weight and context.team.pipeline > 1:

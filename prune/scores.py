@@ -159,7 +159,7 @@ class _ActivationSums:
         self.sums[where] = self.sums.get(where, torch.zeros((), dtype=torch.float64)) + tokens * mean.cpu()
         self.tokens[where] = self.tokens.get(where, 0) + tokens
 
-    def kept(self, x_bLD: Tensor, name: str) -> Tensor:
+    def valid_tokens(self, x_bLD: Tensor, name: str) -> Tensor:
         """Returns the tokens that are not padding, `[N, D]`, of what a module of this name reads or writes."""
         mask_bL = self.masks[self.structure.stack_of(name)]
         return x_bLD.reshape(*mask_bL.shape, -1)[mask_bL.to(x_bLD.device)]
@@ -168,7 +168,7 @@ class _ActivationSums:
         from prune.activation import activation
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            x_ND = self.kept(args[0], name)
+            x_ND = self.valid_tokens(args[0], name)
             self.add(where, activation(x_ND.reshape(len(x_ND), number, -1)), len(x_ND))
 
         self.handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
@@ -178,7 +178,7 @@ class _ActivationSums:
 
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             if output.dim() > 2:  # the output for a pooled row has no token axis
-                x_ND = self.kept(output, name)
+                x_ND = self.valid_tokens(output, name)
                 self.add(name, activation(x_ND[:, :, None]), len(x_ND))
 
         return hook
@@ -189,8 +189,8 @@ class _ActivationSums:
         def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
             given = args[0] if args else kwargs["hidden_states"]
             made = output[0] if isinstance(output, tuple) else output
-            x_ND = self.kept(given, name)
-            self.add((block, "layer"), block_influence(x_ND, self.kept(made, name)), len(x_ND))
+            x_ND = self.valid_tokens(given, name)
+            self.add((block, "layer"), block_influence(x_ND, self.valid_tokens(made, name)), len(x_ND))
 
         return hook
 

@@ -38,7 +38,7 @@ Allocate = Callable[[Sequence[Part], float], Counts]
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be pruned."""
+    """Units that may be pruned."""
 
     granularity: tuple[Granularity, ...]
     multiple_of: int
@@ -58,7 +58,7 @@ class Limits:
         return tuple(what for what in COMPONENTS if ("heads" if what == "cross" else what) in self.granularity)
 
     def step_of(self, what: Component) -> int:
-        """Returns what the units of a component are kept in multiples of."""
+        """Returns the multiple in which units of a component are kept."""
         return math.lcm(self.multiple_of, self.divisible_by) if what == "ffn" else self.divisible_by
 
     def free(self, structure: Structure) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of the stage `prune`: its typed recipe keys, and what follows from them alone."""
+"""Settings of the stage `prune`: its typed recipe keys, and values derived from them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PruneSettings(ModelStage):
     precision: TimedPrecision = "int8"
     """Precision in which that engine is timed. int8: as the recipe quantizes."""
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
-    """What to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), layers,
+    """Units to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), layers,
     experts; vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
     """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
@@ -81,8 +81,8 @@ class PruneSettings(ModelStage):
     max_unknown: Annotated[float, Field(ge=0, le=1)] = 0.001
     """Largest share of the tokens of the selection rows that may become unknown with the smaller vocabulary."""
     tokens: Annotated[float, Field(gt=0, lt=1)] | Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
-    """Share of the tokens of a row that stay behind each layer, whatever the sparsity: falling shares behind the first layers, or a number,
-    the share that reaches the last layer. For models whose head reads the first token alone, as most classifiers do."""
+    """Share of the tokens of a row that remain after each layer, whatever the sparsity: falling shares after the first layers, or a number,
+    the share that reaches the last layer. For models whose head reads only the first token, as most classifiers do."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
@@ -90,10 +90,10 @@ class PruneSettings(ModelStage):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_alone(cls, given: Any) -> Any:
+    def _tokens_alone(cls, values: Any) -> Any:
         # A smaller vocabulary does not change the outputs for texts that it covers: the blocks stay, so there is nothing to recover.
-        alone = isinstance(given, dict) and given.get("granularity") in (["vocabulary"], ("vocabulary",))
-        return {"sparsity": 0.0, "recover": None, **given} if alone and not {"latency_ms", "speedup"} & given.keys() else given
+        alone = isinstance(values, dict) and values.get("granularity") in (["vocabulary"], ("vocabulary",))
+        return {"sparsity": 0.0, "recover": None, **values} if alone and not {"latency_ms", "speedup"} & values.keys() else values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -142,9 +142,9 @@ class PruneSettings(ModelStage):
         if isinstance(self.tokens, tuple) and list(self.tokens) != sorted(self.tokens, reverse=True):
             raise ValueError(f"tokens: {list(self.tokens)} given; tokens that left do not come back: give falling shares")
         if self.measure == "latency":
-            raise ValueError("measure: latency given beside tokens; the latency table holds layers which see all tokens: give macs")
+            raise ValueError("measure: latency given together with tokens; the latency table holds layers that see all tokens: give macs")
         if self.recover is not None and self.recover.hidden_weight:
-            raise ValueError("recover.hidden_weight: given beside tokens; layers then have fewer tokens than the teacher's: give 0")
+            raise ValueError("recover.hidden_weight: given together with tokens; layers then have fewer tokens than the teacher's: give 0")
 
     @property
     def target_key(self) -> str:

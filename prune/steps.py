@@ -50,7 +50,7 @@ STEP, FIGURES = "step-{}", "step.json"
 
 @dataclass(frozen=True)
 class Steps:
-    """What all steps share."""
+    """State that all steps share."""
 
     stage: PruneSettings
     name: str
@@ -63,7 +63,7 @@ class Steps:
     """Checkpoint with the tokenizer or image processor."""
     context: Context
     tokens: tuple[float, ...] = ()
-    """Share of the tokens behind each layer of the incoming model, if tokens left it; units are scored on a model that sees all of them."""
+    """Share of the tokens after each layer of the incoming model, if tokens left it; units are scored on a model that sees all of them."""
 
     def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, Any]]:
         """Runs one iteration; a finished one is loaded from the scratch folder.

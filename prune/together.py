@@ -1,4 +1,4 @@
-"""How several processes train a model that the first one prunes: it broadcasts where the model lies.
+"""How several processes train a model that the first one prunes: it broadcasts the model's path.
 
     first     score, choose, cut, measure ---> checkpoint in its scratch folder ---> train
     others    wait without spinning       ---> load it                          ---> train
@@ -54,7 +54,7 @@ def broadcast_cut(team: Team, cut: Cut | None, scratch: Path) -> None:
 
 
 def received(team: Team) -> Cut | None:
-    """Returns the model that the first process hands out; None if there is nothing to train."""
+    """Returns the model that the first process broadcasts; None if there is nothing to train."""
     told: dict[str, Any] | None = team.broadcast(None)
     if told is None:
         return None

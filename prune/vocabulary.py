@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
-"""Files with the old ids; tokenizer.json alone holds the same information."""
+"""Files with the old ids; tokenizer.json holds the same information."""
 KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 BATCH = 1024
 

@@ -120,7 +120,7 @@ def return_biases(model: nn.Module, pairs: Mapping[str, str]) -> None:
 
 
 def find_pairs(model: nn.Module, layers: Collection[str], features: Mapping[str, Tensor], forward: Forward) -> dict[str, str]:
-    """Returns the batch norm that alone reads the outputs of a convolution, by the name of the convolution, in model order."""
+    """Returns the batch norm that is the only reader of a convolution, by the name of the convolution, in model order."""
     owners = Counter(id(value) for module in model.modules() for value in module.parameters(recurse=False))
     own = {
         name: module for name, module in model.named_modules() if all(owners[id(value)] == 1 for value in module.parameters(recurse=False))
@@ -152,7 +152,7 @@ def find_pairs(model: nn.Module, layers: Collection[str], features: Mapping[str,
 
 
 class _Readers(TorchFunctionMode):
-    """Notes which functions read each tensor; keeps all tensors alive, so that ids stay unique."""
+    """Records which functions read each tensor; keeps all tensors alive, so that ids stay unique."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a recipe can choose in the stage `quantize`: names of methods, which of them a scheme takes, and the settings of its training.
+"""Choices of the stage `quantize`: names of methods, the methods of each scheme, and the settings of its training.
 
 Reading a recipe imports this file, and not the methods: those need torch.
 """
@@ -21,7 +21,7 @@ Rounding = Literal["nearest", "gptq", "adaround"]
 Switch = bool | Literal["auto"]
 """Whether sites are int8 (`quantize.products`)."""
 UNEQUAL_STEPS: tuple[Method, ...] = ("minmax", "moving_average", "percentile")
-"""Calibrators that do not count equal steps."""
+"""Calibrators that do not need equally spaced codes."""
 
 
 def calibrators(scheme: Scheme) -> tuple[Method, ...]:

@@ -51,7 +51,7 @@ def unused_layers(model: nn.Module, layers: Mapping[str, Layer], features: Mappi
     ran: set[str] = set()
 
     def mark(name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        def hook(module: nn.Module, given: object, output: Tensor) -> Tensor:
+        def hook(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             ran.add(name)
             return output + added[name].to(output)
 

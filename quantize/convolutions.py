@@ -89,7 +89,7 @@ def _unable(layer: nn.Conv1d | nn.Conv2d, scheme: Scheme) -> str | None:
 
 
 class _Names(TorchFunctionMode):
-    """Notes the names of the functions that are called."""
+    """Records the names of the functions that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +112,8 @@ def _run(
     reading: set[str] = set()
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def compare(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if any(given[0].shape == value.shape and torch.equal(given[0], value.to(given[0])) for value in features.values()):
+        def compare(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if any(inputs[0].shape == value.shape and torch.equal(inputs[0], value.to(inputs[0])) for value in features.values()):
                 reading.add(name)
 
         return compare

@@ -79,10 +79,10 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
     return replace(made, figures=figures, warnings=warnings)
 
 
-def _loss(made: Quantized, budget: Budget) -> float:
-    layers: Any = {name: made.model.get_submodule(name) for name in made.scales}
-    with in_int8(made.model, layers, made.scales), placed(made.model, *made.sites.forms()):
-        return budget.loss(made.model)
+def _loss(quantized: Quantized, budget: Budget) -> float:
+    layers: Any = {name: quantized.model.get_submodule(name) for name in quantized.scales}
+    with in_int8(quantized.model, layers, quantized.scales), placed(quantized.model, *quantized.sites.forms()):
+        return budget.loss(quantized.model)
 
 
 def _own_folder(scratch: Path, name: str) -> Path:

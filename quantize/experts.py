@@ -34,8 +34,8 @@ def tokens_routed(
     counts = {name: torch.zeros(module.num_experts, dtype=torch.int64) for name, module in found.items()}
 
     def count(name: str, module: SeparateExperts) -> Callable[..., None]:
-        def hook(_: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            chosen = given[1] if len(given) > 1 else named["top_k_index"]
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            chosen = inputs[1] if len(inputs) > 1 else named["top_k_index"]
             kept = chosen.flatten().cpu()
             counts[name] += torch.bincount(kept[kept < module.num_experts], minlength=module.num_experts)
 

@@ -169,7 +169,7 @@ class _Flow:
     outputs: list[Tensor] = field(default_factory=list)
     """The tensors that the model returns."""
     frames: _Frames = field(default_factory=lambda: _Frames())
-    """Which modules ran, and which tensors the code of each can see."""
+    """Records which modules ran, and which tensors the code of each can see."""
     unreached: dict[str, str] = field(default_factory=dict)
     """Layers that did not run, by the module path of the code that would call them."""
 
@@ -215,7 +215,7 @@ class _Frames:
         self._running = [OUTSIDE]
 
     def see(self, value: Any) -> None:
-        """Notes that the running forward pass can see the tensors in a value."""
+        """Records that the running forward pass can see the tensors in a value."""
         for tensor in tensors_in(value):
             self._seen.setdefault(id(tensor), set()).add(self._running[-1])
             self._alive.append(tensor)

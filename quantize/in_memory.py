@@ -29,7 +29,7 @@ class Quantized:
     model: nn.Module
     """Float modules with weights on the grids of `scales`."""
     scales: Mapping[str, Scales]
-    kept: Mapping[str, str]
+    float_layers: Mapping[str, str]
     """The layers that stay float, each with the reason."""
     figures: Mapping[str, Any]
     warnings: list[str]

@@ -2,11 +2,12 @@
 
     minimize |F|   subject to   loss(A without F) <= max_drop,  |F| <= most        A: all layers, F: layers that stay float
 
-Layers return to float in order of sensitivity (`quantize.sensitivity`), most sensitive first, so F is a prefix of the ranking. The loss is
-that of `quantize.budget`; on a few hundred rows it does not always fall with the length of F. So the prefixes are measured one after the
-other, from the empty one, and the first that meets the budget is taken. If none of at most `most` layers does, it is the one with the least
-loss, the shortest of equals. Then each layer of F, least sensitive first, is tried in int8 again, which corrects single errors in the
-ranking: it returns if the budget is still met, or if the loss is no larger where it is not met. The result says whether it was met.
+Layers return to float in order of sensitivity (`quantize.sensitivity`), most sensitive first, so F is a prefix of the ranking.
+`quantize.budget` defines the loss. On a few hundred rows it does not always fall with the length of F, so all prefixes are measured in
+order, from the empty one, and the first that meets the budget is taken. If no prefix of at most `most` layers meets it, the prefix with the
+least loss is taken, the shortest of equals. Then each layer of F, least sensitive first, is tried in int8 again, which corrects single
+errors in the ranking. It returns to int8 if the budget is still met, or, where it is not met, if the loss does not grow. The result says
+whether the budget was met.
 
 Not supported: weighting layers by their latency. Each float layer costs a float GEMM and two conversions; the aim is the fewest layers.
 """

@@ -85,7 +85,7 @@ def in_groups(units: Sequence[Sequence[str]], layers: Mapping[str, nn.Linear], m
     Args:
         units: Layers that read the same tensor; they stay in one group.
         layers: The layers by name.
-        most_bytes: Memory limit; a unit that exceeds it alone forms its own group.
+        most_bytes: Memory limit; a unit that exceeds it by itself forms its own group.
 
     Returns:
         The names of each group's layers.

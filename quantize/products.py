@@ -57,7 +57,7 @@ class Ranges:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """What the recipe and the calibration say about sites."""
+    """Recipe settings and calibration results of the sites."""
 
     attention: Switch
     """Whether attention products become int8."""

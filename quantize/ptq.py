@@ -46,7 +46,7 @@ CLIPS = 21
 
 
 def choose_layers(
-    model: nn.Module, layers: Mapping[str, L], exclude: tuple[str, ...], key: str, kept: Mapping[str, str] = MappingProxyType({})
+    model: nn.Module, layers: Mapping[str, L], exclude: tuple[str, ...], key: str, stay_float: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, L], dict[str, str]]:
     """Splits layers into those to quantize and those that stay float.
 
@@ -55,7 +55,7 @@ def choose_layers(
         layers: Its linear layers and convolutions by name.
         exclude: Name patterns of layers that stay float.
         key: Key path of `exclude`, for error messages.
-        kept: Convolutions that stay float, each with the reason (`convolutions`).
+        stay_float: Convolutions that stay float, each with the reason (`convolutions`).
 
     Returns:
         The layers to quantize, and the reason for every other layer.
@@ -68,12 +68,14 @@ def choose_layers(
         named = f"layers are named like {_preview(list(layers))}"
         raise InputError.of(Problem(key, f"{pattern!r} matches no layer", f"{named}{nearest(pattern, layers)}") for pattern in unused)
     blocks = block_prefixes(model)
-    reasons = {name: HEAD for name, layer in layers.items() if isinstance(layer, nn.Linear) and not name.startswith(blocks)} | dict(kept)
+    reasons = {name: HEAD for name, layer in layers.items() if isinstance(layer, nn.Linear) and not name.startswith(blocks)} | dict(
+        stay_float
+    )
     reasons |= {name: f"excluded by {pattern!r}" for pattern in exclude for name in _matching(pattern, layers)}
     chosen = {name: layer for name, layer in layers.items() if name not in reasons}
     if not chosen:
         linears = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
-        others = f"; its {len(kept)} convolutions stay float: {next(iter(kept.values()))}" if kept else ""
+        others = f"; its {len(stay_float)} convolutions stay float: {next(iter(stay_float.values()))}" if stay_float else ""
         raise InputError(
             key, "no layer is left to quantize", f"the model has {len(linears)} linear layers, such as {_preview(linears)}{others}"
         )
@@ -96,7 +98,7 @@ def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str)
 def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
     """Yields the features of rows batch by batch, with a progress bar of that label; no bar if it is empty.
 
-    Of images and texts a batch holds both, as long as there are both: each tower is calibrated on its own rows, and seen in every batch.
+    With images and texts, a batch holds both as long as there are both: each tower is calibrated on its own rows, and seen in every batch.
     """
 
     processor = context.preprocessor(checkpoint)
@@ -108,7 +110,7 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
 
 
 def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
-    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask says what is observed.
+    """Yields batches of images and texts together. Where nothing after the end of a text counts, its mask says what is observed.
 
     Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
     """
@@ -123,7 +125,7 @@ def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> 
 
 
 def _different_first(members: Sequence[int], rows: Sequence[Row]) -> list[int]:
-    """Returns row numbers in an order where no row comes again before every other one has come."""
+    """Returns row numbers in an order that repeats no row before all others were used."""
     seen: dict[Row, int] = {}
     turns = []
     for index in members:
@@ -197,7 +199,7 @@ def _is_beyond(figure: Mapping[str, Any]) -> bool:
 
 
 def write_checkpoint(
-    model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], kept: Mapping[str, str], what: str = "int8 (w8a8)"
+    model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], float_layers: Mapping[str, str], what: str = "int8 (w8a8)"
 ) -> None:
     """Writes a quantized checkpoint: a stock Transformers folder with weights on their grids, plus their scales."""
     from foundation.models.checkpoint import save
@@ -208,7 +210,7 @@ def write_checkpoint(
         out,
         f"Quantized to {what} after training: {len(scales)} layers; load it with compress.api.load_checkpoint",
     )
-    save_quantization(out, scales, kept)
+    save_quantization(out, scales, float_layers)
 
 
 def _squared_error(weight_OI: Tensor, scale_O: Tensor, largest: int) -> Tensor:

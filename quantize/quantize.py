@@ -37,7 +37,7 @@ class Quantize(QuantizeSettings):
     VERSION: ClassVar[int] = 8
 
     def team(self, processes: Team) -> Team:
-        """All processes train in int8, and each of them calibrates the whole model before; calibration alone is the work of the first."""
+        """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""
         return processes if self.mode != "ptq" else ALONE
 
     def depends(self, context: Context) -> Any:
@@ -130,7 +130,7 @@ class Quantize(QuantizeSettings):
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)
             if not context.team.is_first:
                 return {}
-            figures, kept, warnings = made.figures, made.kept, made.warnings
+            figures, kept, warnings = made.figures, made.float_layers, made.warnings
             tables, noise = quantize_tables(made.model) if self.embeddings else ({}, {})
             if tables:  # a tied head is one of them
                 held = {module.weight for module in table_modules(made.model).values()}

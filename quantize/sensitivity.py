@@ -87,7 +87,7 @@ def passes(layers: Sequence[str]) -> int:
 
 
 def quantized_part(name: str, layer: Layer, scales: Scales, part: Part) -> nn.Module:
-    """Returns a quantized layer, or a float layer of which only the weights or only the inputs are rounded.
+    """Returns a quantized layer, or a float layer with only its weights or only its inputs rounded.
 
     Args:
         name: Module path, for error messages.
@@ -131,6 +131,6 @@ def rounded_input(x: Tensor, scales: Scales) -> Tensor:
             raise TypeError(f"no such scales: {type(scales).__name__}")
 
 
-def summary(found: Sequence[Sensitivity], measure: str, rows: int) -> dict[str, Any]:
+def summary(sensitivities: Sequence[Sensitivity], measure: str, rows: int) -> dict[str, Any]:
     """Returns a scan as JSON types, for the manifest and the report."""
-    return {"measure": measure, "rows": rows, "layers": [layer.as_row() for layer in found]}
+    return {"measure": measure, "rows": rows, "layers": [layer.as_row() for layer in sensitivities]}

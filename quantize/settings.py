@@ -73,8 +73,8 @@ class QuantizeSettings(ModelStage):
     group_size: Literal[16, 32, 64, 128, 256] = 128
     """Inputs that share a weight scale, for w4a16; the last group of a layer may be shorter."""
     symmetric: bool = True
-    """Whether the codes of int4 weights lie around 0. false, for w4a16: each group has a zero point too, so that its 16 codes span its
-    smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
+    """Whether the codes of int4 weights are symmetric around 0. false, for w4a16: each group has a zero point too, so that its 16 codes
+    span its smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
     weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows."""

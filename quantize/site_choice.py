@@ -41,7 +41,7 @@ class Choice:
     on: tuple[str, ...]
     """The chosen sites, in model order."""
     added: Mapping[str, float]
-    """The distance that each site adds alone; may be negative, from noise or errors that cancel."""
+    """The distance that each site adds by itself; may be negative, from noise or errors that cancel."""
     layers: float
     """The distance with only the int8 layers."""
     before: float
@@ -62,7 +62,7 @@ def switch_on(sites: Sequence[str], always: Collection[str], distances: Distance
         always: Sites that are on whatever they cost.
         distances: Returns the distance of each row with some sites in int8.
         floor: Lower limit of the bound.
-        groups: Which rows belong together; None: each stands alone.
+        groups: Which rows belong together; None: each row is its own group.
 
     Returns:
         The choice; `added` is measured for all sites.

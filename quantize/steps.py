@@ -125,7 +125,7 @@ class Steps:
         return {name: layer for name, layer in chosen.items() if name not in idle}, {**kept, **idle}
 
     def release_experts(self) -> list[str]:
-        """Lets all experts run on their own tokens alone from now on; returns no or one warning about those that saw few."""
+        """Makes all experts run only on their own tokens from now on; returns at most one warning about experts that saw few."""
         for module in separate_experts(self.model).values():
             module.everywhere = ()
         return rare_warning(self.routed, self.settings.calibration.expert_tokens)

@@ -48,7 +48,7 @@ FILES = (*TEXT_FILES, "config.json", "generation_config.json")
 WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
 """Keys of the stage that need the whole model in memory."""
 DEEP = 8
-"""Layers from which on rounding by moments is streamed: the passes over all layers in memory grow with the square of their number."""
+"""Number of layers from which on rounding by moments is streamed: the work of the passes in memory grows with its square."""
 
 
 def needs_whole(stage: QuantizeSettings) -> str | None:
@@ -59,7 +59,7 @@ def needs_whole(stage: QuantizeSettings) -> str | None:
 
 
 def check_streamed(stage: QuantizeSettings, config: PreTrainedConfig, context: Context) -> None:
-    """Checks by recipe and config alone that a stage can stream a model.
+    """Checks from recipe and config that a stage can stream a model.
 
     Raises:
         InputError: It cannot.
@@ -167,11 +167,11 @@ def _write_around(model: StreamedModel, weights: ShardWriter, *, tables: bool) -
     return scales, noise
 
 
-def _float_layers(model: StreamedModel, kept: Mapping[str, str], row_scales: Mapping[str, Tensor]) -> dict[str, str]:
+def _float_layers(model: StreamedModel, float_layers: Mapping[str, str], row_scales: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the float layers with their reasons; a head of int8 rows, be it tied to the embeddings, is none."""
     shape: Any = model.shape
     head = shape.get_output_embeddings() if row_scales else None
-    return {path: reason for path, reason in kept.items() if shape.get_submodule(path) is not head}
+    return {path: reason for path, reason in float_layers.items() if shape.get_submodule(path) is not head}
 
 
 def settings_of(stage: QuantizeSettings, context: Context) -> Settings:

@@ -23,7 +23,7 @@ def in_int8(model: nn.Module, layers: Mapping[str, Layer], scales: Mapping[str, 
 
 @dataclass(frozen=True)
 class Trial(closeness.Trial):
-    """What a float model answers to the trial rows, as the reference for its quantized versions."""
+    """Answers of a float model to the trial rows, as the reference for its quantized versions."""
 
     def distances(self, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> Array:
         """Returns the distance of each row to float, float64 [n], of the model with these layers quantized; it does not change."""

@@ -116,7 +116,7 @@ def test_flips_are_queries_that_find_another_document_first(quantized: Any) -> N
     (before, labels), (after, _) = (predicted(quantized.folder, name) for name in ("baseline", "quantize"))
     lines = [json.loads(line) for line in (quantized.folder / "flips.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["variant"] == "quantize"]
-    known, ours, theirs = labels.known, labels.found(before, 1), labels.found(after, 1)
+    known, ours, theirs = labels.known, labels.nearest(before, 1), labels.nearest(after, 1)
     changed = known.queries[ours[:, 0] != theirs[:, 0]].tolist()
     assert changed
     assert {line["row"] for line in lines} == set(changed)

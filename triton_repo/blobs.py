@@ -58,13 +58,13 @@ class BlobCache:
         return hashlib.sha256(json.dumps([self._machine, files], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def prune(root: Path, most_bytes: int, kept: set[Path]) -> None:
+def prune(root: Path, most_bytes: int, in_use: set[Path]) -> None:
     """Deletes the folders that were used longest ago, until the others take at most `most_bytes`.
 
     Args:
         root: Folder of all networks.
         most_bytes: Bytes that may stay.
-        kept: Folders that stay in any case.
+        in_use: Folders that stay in any case.
     """
     if not root.is_dir():  # no server on this machine has kept a network yet
         return
@@ -72,7 +72,7 @@ def prune(root: Path, most_bytes: int, kept: set[Path]) -> None:
     total = 0
     for _, folder in folders:
         total += _size(folder)
-        if total > most_bytes and folder not in kept:
+        if total > most_bytes and folder not in in_use:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from foundation.measure.answers import compressed
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.response import LOGITS, RESPONSES, VECTOR, placed
-from foundation.standalone.windows import Window, asked, parted
+from foundation.standalone.windows import Window, parted, read_contexts
 from triton_repo.config import inputs_of
 
 REQUEST_SECONDS = 120.0
@@ -47,7 +47,7 @@ class Answers:
     """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
-    """What the engine computed, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], with zeros behind the end of shorter
+    """Raw outputs of the engine, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], with zeros after the end of shorter
     responses."""
     outputs: Mapping[str, NDArray[Any]]
     """The other outputs by name, [n, ...]; strings are bytes in an array of objects."""
@@ -63,20 +63,20 @@ class Answers:
         raw = VECTOR if VECTOR in whole else LOGITS
         return cls(whole.pop(raw), whole, rows)
 
-    def kept(self, prepared: Preprocessor) -> NDArray[np.float32]:
+    def stored_predictions(self, prepared: Preprocessor) -> NDArray[np.float32]:
         """Returns the part of what the engine computed that is kept as predictions (`foundation.measure.answers.compressed`)."""
         if not prepared.finds_spans:
             return compressed(prepared, self.rows, self.logits)
         windows = [row for row in self.rows if isinstance(row, Window)]
         return compressed(
-            prepared, windows, parted(asked(prepared, [(row.question, row.context) for row in windows]), windows, self.logits)
+            prepared, windows, parted(read_contexts(prepared, [(row.question, row.context) for row in windows]), windows, self.logits)
         )
 
     def contradiction(self, prepared: Preprocessor) -> str | None:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""
         response = RESPONSES[prepared.response]
         pairs = [(row.question, row.context) for row in self.rows if isinstance(row, Window)]
-        told: list[Any] = asked(prepared, pairs) if prepared.finds_spans else placed(prepared, self.rows)
+        told: list[Any] = read_contexts(prepared, pairs) if prepared.finds_spans else placed(prepared, self.rows)
         expected = response.of(self.logits, prepared.labels, told)
         del expected[response.RAW]
         if expected.keys() != self.outputs.keys():

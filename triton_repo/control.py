@@ -1,7 +1,8 @@
 """The control socket of `compress serve`: how another command of the same user asks the running server to roll a model over.
 
-    <temporary folder>/compress-serve-<user>-<digest of the served folder>/control        Unix socket, in a folder of its owner alone;
-                                                                                          below /tmp where that path is too long for one
+    <temporary folder>/compress-serve-<user>-<digest of the served folder>/control        Unix socket, in a folder that only its owner may
+                                                                                          enter; below /tmp where that path is too long for
+                                                                                          one
 
 A request is one line of JSON. The answer is lines of JSON: `say` while it works, then `done` or `problems`. One request is worked on at a
 time. There is no port: nobody but the owner reaches it, and not over the network.
@@ -30,7 +31,7 @@ SECONDS = 1800.0
 """Longest wait for the next line of an answer: a model is loaded meanwhile."""
 MOST_BYTES = 65536
 MOST_PATH, SHORT = 107, Path("/tmp")
-"""Bytes that the path of a Unix socket may have, and where it lies if the temporary folder leaves too few."""
+"""Longest path of a Unix socket in bytes, and its folder if the temporary folder's path is too long."""
 Handle = Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]
 """Does what a request asks for; says lines meanwhile, and returns what is done."""
 

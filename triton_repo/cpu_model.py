@@ -1,10 +1,11 @@
-"""Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
+"""Triton Python model: tokenizes or decodes, runs the engine, and returns the response that `response.py` makes of the logits. Runs inside
+the server.
 
 Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, for sounds
 sound.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files and the modules that it imports.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
-grouped by shape (each row in its smallest bucket) and given to the engine. A question with a context is as many rows as the context has
-windows.
+grouped by shape (each row in its smallest bucket) and given to the engine. A question becomes one row for each window of its
+context.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine import Engine  # type: ignore[import-not-found]
 from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 from response import RESPONSES, placed  # type: ignore[import-not-found]
-from windows import asked, joined, merged  # type: ignore[import-not-found]
+from windows import joined, merged, read_contexts  # type: ignore[import-not-found]
 
 HERE = Path(__file__).parent
 
@@ -49,7 +50,7 @@ class TritonPythonModel:
         self.preprocessor = Preprocessor.load(HERE)
         prepared = self.preprocessor
         self.long_texts = None if prepared.tokenizer is None else LongTexts(prepared.tokenizer, prepared.max_length, prepared.prompt)
-        machine = HERE / "machine.json"  # what holds on this machine alone, such as where compiled networks are kept
+        machine = HERE / "machine.json"  # settings of this machine, such as the cache folder of compiled networks
         properties = settings["properties"] | (json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {})
         self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], properties)
         shape = self.preprocessor.shape
@@ -93,10 +94,10 @@ class TritonPythonModel:
         return parts
 
     def _read(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the rows that the engine reads, and what the response is made with: the rows as well, or questions and their windows."""
+        """Returns the rows for the engine, and the inputs of the response: the same rows, or questions with their windows."""
         if not self.preprocessor.finds_spans:
             return rows, rows
-        found = asked(self.preprocessor, rows)
+        found = read_contexts(self.preprocessor, rows)
         return [window for one in found for window in one.rows], found
 
     def _rows(self, request: Any) -> list[Any]:
@@ -108,7 +109,7 @@ class TritonPythonModel:
         return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
 
     def _shortened(self, row: int, text: Any) -> Any:
-        """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
+        """Cuts off the rest of a text that the model cannot read, so that long texts do not delay other requests."""
         assert self.long_texts is not None, "a model of texts has a tokenizer"
         if self.preprocessor.finds_spans or self.preprocessor.aggregate:  # all of it is read
             longest = max(map(len, text if isinstance(text, tuple) else (text,)))
@@ -145,11 +146,11 @@ class TritonPythonModel:
         """Returns the response to a request, from its logits, or from the logits of its windows and the rows that they belong to."""
         if self.preprocessor.aggregate:
             logits = merged(logits, len(rows), self.preprocessor.aggregate)
-        told = placed(self.preprocessor, rows)
+        places = placed(self.preprocessor, rows)
         if self.preprocessor.finds_spans:
-            told, logits = rows, joined(rows, logits)
+            places, logits = rows, joined(rows, logits)
         try:
-            tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, told)
+            tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, places)
         except ValueError as error:
             return _refusal(error, pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])

@@ -89,8 +89,8 @@ def missed_goals(folder: Path) -> list[str]:
     return [str(line) for line in artifact.read_json(folder / MANIFEST).get(MISSED, ())]
 
 
-def _models(run: Run, made: Artifact) -> list[ServedModel]:
-    file, repository = made.path / RESULTS, made.path / REPOSITORY
+def _models(run: Run, served: Artifact) -> list[ServedModel]:
+    file, repository = served.path / RESULTS, served.path / REPOSITORY
     results = read(Results, file) if file.exists() and not is_for_gpus(repository) else Results()
     return served_models.models_of(repository, results, str(run.recipe["name"]))
 
@@ -225,7 +225,7 @@ def _check_place(run: Run, out: Path) -> None:
 
 
 def _copied(
-    made: Artifact, temporary: Path, models: Sequence[ServedModel], copied: Sequence[ServedModel]
+    served: Artifact, temporary: Path, models: Sequence[ServedModel], copied: Sequence[ServedModel]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Copies the repositories of an artifact, of `models` only those to be copied; yields name and entry of each file.
 
@@ -233,7 +233,7 @@ def _copied(
         InputError: A copy does not have the hash of the artifact's manifest.
     """
     places = {f"{REPOSITORY}/{model.folder}": f"{REPOSITORY}/{model.name}" if model in copied else None for model in models}
-    for name, entry in made.manifest["files"].items():
+    for name, entry in served.manifest["files"].items():
         if not name.startswith(REPOSITORY):  # the repository for GPUs has this name with a suffix
             continue
         model = "/".join(name.split("/")[:2])
@@ -242,10 +242,10 @@ def _copied(
             continue
         written = temporary / f"{place}{name[len(model) :]}"
         written.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made.path / name, written)
+        shutil.copyfile(served.path / name, written)
         if _entry(written) != entry:
             raise InputError(
-                f"{made.path / name}", "changed while it was copied", remedy="check the disk, and run `compress verify` on the run"
+                f"{served.path / name}", "changed while it was copied", remedy="check the disk, and run `compress verify` on the run"
             )
         if name == f"{model}/{CONFIG}" and place != model:
             config = from_text(written.read_text(encoding="utf-8"))
@@ -304,7 +304,7 @@ def docker_folder() -> Path:
 
 
 def _built(folder: Path) -> dict[str, dict[str, str] | None]:
-    """Returns what `build_plans.py` added, with the sha256 of plans and configurations; None: a file without one."""
+    """Returns the files that `build_plans.py` added, with the sha256 of plans and configurations; None: a file without one."""
     added: dict[str, dict[str, str] | None] = {}
     for spec in folder.glob(f"{REPOSITORY}*/{SPEC}"):
         root = spec.parent

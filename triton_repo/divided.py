@@ -1,4 +1,4 @@
-"""Writes the repository of a divided model that is no language model: a Python model whose ranks answer every batch together.
+"""Writes the repository of a divided model that is not a language model: a Python model whose ranks answer every batch together.
 
     model_repository_ranks/
       README.md
@@ -82,10 +82,10 @@ def write_divided_repository(
 
 
 def files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yields the Python files of a model, and where they lie in its folder.
+    """Yields the Python files of a model, and their places in its folder.
 
     Args:
-        root: Folder that the packages lie in.
+        root: Folder of the packages.
     """
     yield root / "triton_repo" / "cpu_model.py", "model.py"
     yield root / ENGINE, "engine.py"

@@ -43,7 +43,7 @@ _REMEDIES = {
     "No space left on device|Disk quota exceeded": "it takes 1 GB: free some space, or set $XDG_CACHE_HOME to another disk",
     "Permission denied|Read-only file system": "make that folder writable, or set $XDG_CACHE_HOME to one that is",
 }
-"""What to do about a failed build, by words of its cause."""
+"""Remedies for a failed build, by words of its cause."""
 
 # Runs in the interpreter of the environment: imports what the served models import, and prints the paths of the server's files.
 _LOOK = """

@@ -58,7 +58,7 @@ BESIDE_ENGINE: Mapping[str, tuple[str, ...]] = {"openvino": ("openvino_request.p
 VERSION = "1"
 WARM_UP = "warmup"
 SHORT: Mapping[str, bytes] = {TEXT_PAIR: b"", QUESTION: b"a"}
-"""What warm-up rows hold of two texts next to the one that fills the bucket."""
+"""Second text of warm-up rows, next to the text that fills the bucket."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Served:
 
     @property
     def names(self) -> dict[str, str]:
-        """What its entry in triton.json is marked with."""
+        """Keys that identify its entry in triton.json."""
         return {
             "model": self.name,
             "variant": self.variant,
@@ -200,7 +200,7 @@ def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str,
 
 
 def row_of_length(preprocessor: Preprocessor, length: int | None, pairs: bool) -> bytes:
-    """Returns a synthetic row that just fills a length: a text, a silence, or a grey picture, of which there is one size.
+    """Returns a synthetic row that just fills a length: a text, a silence, or a grey picture of the only size.
 
     Raises:
         InputError: Images have no fixed size, so there is no shape to compile.

@@ -25,7 +25,7 @@ def reap(prefix: str, folder: Path, watcher: int) -> subprocess.Popen[bytes]:
     Args:
         prefix: Prefix of the names of the shared-memory regions.
         folder: Temporary folder of the server.
-        watcher: Process id of the watcher, which outlives the server, or of whoever else needs the folder.
+        watcher: Process id of the watcher, which outlives the server, or of another process that needs the folder.
     """
     command = [sys.executable, "-I", "-S", __file__, prefix, str(folder), str(watcher)]
     quiet = subprocess.DEVNULL

@@ -88,7 +88,7 @@ class LiveRepository:
         return added
 
     def keep(self, name: str, version: str, config: Any) -> None:
-        """Lets this version of a model alone be loaded, with this configuration."""
+        """Sets this version of a model as the only one to load, with this configuration."""
         self._write(name, config, [version])
 
     def route(self, name: str, version: str, config: Any) -> None:
@@ -122,7 +122,7 @@ class LiveRepository:
                 copy(entry, self.folder / name / entry.name, **({"dirs_exist_ok": True} if entry.is_dir() else {}))
 
     def _write(self, name: str, config: Any, versions: Sequence[str]) -> None:
-        config.name = name  # Triton takes a model by the name of its folder alone
+        config.name = name  # Triton identifies a model only by the name of its folder
         config.version_policy.specific.versions[:] = map(int, versions)
         _replace(self.folder / name / CONFIG, to_text(config))
 

@@ -31,7 +31,7 @@ def write_model(
         settings: The model.
         preprocessor: Saved next to it.
         kind: Who chooses its devices, as Triton names it.
-        files: Python files, and where each lies in the version.
+        files: Python files, and the place of each in the version.
         rows: A row for each warm-up sample, by name.
     """
     folder = out / settings.name
@@ -53,7 +53,7 @@ def write_model(
 
 
 def modules(start: Path, root: Path) -> list[Path]:
-    """Returns the files of our modules that a file imports, and those that they import, with the packages that they lie in; sorted."""
+    """Returns the files of our modules that a file imports, and those that they import, with their packages; sorted."""
     found: set[Path] = set()
     waiting = [start]
     while waiting:

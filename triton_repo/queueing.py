@@ -2,10 +2,10 @@
 
     - triton_repo: {queue: {max_requests: 64, timeout_ms: 200, priorities: 2}}
 
-The limits stand in `config.pbtxt` as Triton's own queue policy, so they hold wherever the repository is served. Triton heeds the time-out
+The limits are in `config.pbtxt` as Triton's own queue policy, so they hold wherever the repository is served. Triton heeds the time-out
 of a request only where the queue has one of its own: without a limit the queue gets `UNLIMITED_MS`. Behind `compress serve` the front
 applies the limits too, before a request reaches Triton: it also refuses at once what would wait longer than its time-out
-(`triton_repo.front.admission`). Triton alone finds that out only when the time is over.
+(`triton_repo.front.admission`). Triton itself finds that out only when the time is over.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_policy(config: Any, queue: Queue) -> None:
 
 
 def read_policy(config: Any) -> Queue:
-    """Returns the limits that stand in a `ModelConfig`."""
+    """Returns the limits in a `ModelConfig`."""
     batching = config.dynamic_batching
     policy = batching.default_queue_policy
     timeout_ms = policy.default_timeout_microseconds / 1e3

@@ -3,7 +3,7 @@
     folder of a run               what clients call it
     quantize-int8                 sst2-minilm                 what is served has the name of the run, so that a client keeps its name ...
     quantize-int8-image, -text    clip-image, clip-text       ... when another variant or precision is served later
-    baseline-fp32                 baseline-fp32               the others are loaded with `--all` alone
+    baseline-fp32                 baseline-fp32               the others are loaded only with `--all`
 
 What is served is what the run chose (`chosen` in triton.json). Where nothing competed it is the main build of the last variant, as in the
 block `served` of the report. `compress serve` answers to the names of the folders, too.
@@ -29,7 +29,7 @@ class ServedModel:
     """A model of a repository."""
 
     name: str
-    """What clients call it."""
+    """Its name for clients."""
     folder: str
     """Its folder in the repository."""
     build: str
@@ -39,7 +39,7 @@ class ServedModel:
 
     @property
     def role(self) -> str:
-        """What it is to be replaced by: the same part of what is served, or the same build."""
+        """Its role, which a replacement has too: the part of the served model, or the build."""
         return self.build if self.part is None else f"served{self.part}"
 
 
@@ -85,7 +85,7 @@ def read(entries: Sequence[Mapping[str, Any]]) -> list[ServedModel]:
 
 
 def of_earlier_version(repository: Path, chosen: Sequence[str] | None, run: str) -> list[ServedModel]:
-    """Returns the models of a deployment that says only which were chosen; one that stands alone has the name of the run.
+    """Returns the models of a deployment that says only which were chosen; a single one has the name of the run.
 
     Args:
         repository: The folder `model_repository`.

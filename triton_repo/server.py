@@ -4,11 +4,11 @@
         server.grpc_address
 
 The server and the processes of its models form one process group under a watcher (`foundation.machine.process.spawn`). The watcher kills
-the group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All paths that it is given are
+the group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All its paths are
 safe (`triton_repo.safe_folder`).
 
-It speaks gRPC alone, and needs a key for the protocols that can harm it: shared memory, loading of models, logging, traces. This process
-alone has the key, and uses it to load other versions (`load`). It listens on a free port
+It speaks only gRPC, and needs a key for the protocols that can harm it: shared memory, loading of models, logging, traces. Only this
+process has the key, and uses it to load other versions (`load`). It listens on a free port
 of loopback for the stage that measures it, or, `private`, on a Unix socket that only its owner reaches: `triton_repo.service` puts the
 front before that one. Another process may take a free port before the server binds it. The server then exits at once and is started again
 on another port.
@@ -41,7 +41,7 @@ from triton_repo.safe_folder import linked, safe_folder
 ADDRESS = "127.0.0.1"
 READY_SECONDS = 600.0
 LOOK_SECONDS = 0.02
-"""Time between two looks at a server that starts."""
+"""Time between two checks of a starting server."""
 STOP_SECONDS = 60.0
 WATCHER_SECONDS = 5.0
 EXIT_SECONDS = 10
@@ -93,7 +93,7 @@ class TritonServer:
         self._servers: list[psutil.Process] = []
         self._stubs: list[psutil.Process] = []
         self._log_start = 0
-        """Where the log of the present start begins; from the moment that it is ready, where the log of its life begins."""
+        """Offset of the current start in the log; once the server is ready, offset of the log after the start."""
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -174,7 +174,7 @@ class TritonServer:
         The processes of the model are not watched from now on, because some of them end; see `watch`.
 
         Raises:
-            ServerError: It failed, and what was loaded before still is; or the server is not there.
+            ServerError: It failed, and the earlier versions are still loaded; or the server is not running.
         """
         from tritonclient.grpc import InferenceServerClient
         from tritonclient.utils import InferenceServerException
@@ -187,9 +187,9 @@ class TritonServer:
             raise ServerError(f"model {model} was not loaded: {' '.join(str(error.message()).split())[:400]}") from error
 
     def watch(self, model: str, version: str, instances: int) -> None:
-        """Waits until all that runs of a model are the processes of one load of this version, and then watches them.
+        """Waits until all running processes of a model belong to one load of this version, and then watches them.
 
-        Triton loads a version again next to itself, so for a while the processes of two loads of it may run, of which one is about to end.
+        Triton loads a version again next to the old one, so for a while the processes of both loads may run.
 
         Args:
             model: The model.
@@ -212,7 +212,7 @@ class TritonServer:
             time.sleep(0.05)
 
     def terminate(self) -> None:
-        """Tells the server to end; it answers what it has taken and nothing else. Does nothing if it is not running."""
+        """Asks the server to end: it answers the accepted requests and no others. Does nothing if it is not running."""
         if self._process is not None:
             self._process.terminate()
 
@@ -285,7 +285,7 @@ class TritonServer:
             raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
 
     def _listens(self) -> bool:
-        """Whether somebody listens where the server is to; Triton does once its models are loaded."""
+        """Whether something listens at the server's address; Triton does once its models are loaded."""
         family, address = (socket.AF_UNIX, str(self.grpc_socket)) if self._private else (socket.AF_INET, (ADDRESS, self._port))
         with socket.socket(family) as one:
             return one.connect_ex(address) == 0

@@ -112,7 +112,7 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What clients call the models."""
+        """Names of the models for clients."""
         return self._settings.models
 
     def name_of(self, name: str) -> str:
@@ -271,7 +271,7 @@ class Service:
         raise AssertionError("it is alive")
 
     def _count(self, death: str) -> None:
-        """Notes a death.
+        """Records a death.
 
         Raises:
             ServerError: There were too many.

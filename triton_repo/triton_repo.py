@@ -63,7 +63,7 @@ RANKS_REPOSITORY = "model_repository_ranks"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
-"""Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
+"""Concurrent answers at which the server of a language model is compared with its engine, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
 
@@ -97,9 +97,9 @@ class TritonRepo(Stage):
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
     aggregation: Literal["first", "none", "simple", "average", "max"] = "first"
-    """For token-classification: how entities are put together from tokens. first: a word, which stands between spaces, has the tag of its
-    first token, which alone is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token that
-    is not O."""
+    """For token-classification: how entities are put together from tokens. first: a word, delimited by spaces, has the tag of its
+    first token, the only one that is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token
+    that is not O."""
     gpu: Gpu = Gpu()
     """For TensorRT: how plans are built, and what runs on which GPU."""
     queue: Queue = Queue()
@@ -110,7 +110,7 @@ class TritonRepo(Stage):
     and writes the repository with the best (`triton_repo.tuning`); `{}` takes the defaults."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
-    compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands next to the other one, as
+    compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it is next to the other one, as
     `model_repository_gpu`."""
 
     def unread(self, task: Facts, target: Target) -> Iterator[Problem]:
@@ -432,7 +432,7 @@ class TritonRepo(Stage):
             limits = {"limits": measure_limits(server.grpc_address, model, shapes, pairs, most)} if shapes else {}
             memory = {"peak_memory_bytes": server.peak_memory_bytes()}
         predictions = f"{model.name}.safetensors"
-        logits = beside_the_other(model, answers.kept(model.prepared), split.labels, out)
+        logits = beside_the_other(model, answers.stored_predictions(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
         figures, count = metrics(context.task, logits, split.labels), split.labels.count()
         compared = compare(model, context.task, answers, split.labels)
@@ -469,7 +469,7 @@ def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, A
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, own = load_logits(model.predictions), labels.of_tower(model.tower)
     expected, labels = expected[own], labels[own]
-    logits = answers.kept(model.prepared)
+    logits = answers.stored_predictions(model.prepared)
     compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:

@@ -32,7 +32,7 @@ from foundation.core.errors import InputError, Problem
 
 MODELS, CHECKPOINT, ARGUMENTS, COMPOSE = "models", "checkpoint", "model.json", "compose.yaml"
 MOUNT = "/models"
-"""Where the container sees `models/`; the backend knows no path relative to the repository."""
+"""Path of `models/` in the container; the backend knows no path relative to the repository."""
 BACKEND = "vllm"
 NOT_RUN = "not run: written for a machine with GPUs and NVIDIA's image of Triton with vLLM"
 SHARED_MEMORY = "8gb"
@@ -45,12 +45,12 @@ class Vllm(Config):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that the model is divided among; has to divide its number of attention heads."""
     enable_expert_parallel: bool = False
-    """Whether whole experts of a mixture lie on each GPU, instead of a part of every expert; `tensor_parallel_size` has to divide their
-    number. vLLM 0.8 or later."""
+    """Whether whole experts of a mixture are placed on each GPU, instead of a part of every expert; `tensor_parallel_size` has to divide
+    their number. vLLM 0.8 or later."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Most tokens of prompt and answer together. Default: what the model reads."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """What keys and values are kept in. auto: the type that the model computes in; fp8: half of 16 bits, which changes answers."""
+    """Precision of the cache of keys and values. auto: the type that the model computes in; fp8: half of 16 bits, which changes answers."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the memory of each GPU that vLLM takes: for the weights, and the rest for keys and values."""
 

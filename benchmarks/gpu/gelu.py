@@ -115,7 +115,7 @@ def time_of(work: Any, gpu: Gpu) -> float | None:
 
 def told(tile: Tile) -> str:
     """Returns a tile in words."""
-    ending = ", in halves" if tile.halves else ""
+    ending = ", in halves" if tile.two_passes else ""
     return f"{tile.rows} x {tile.outputs} x {tile.inputs}, {tile.num_warps} warps, {tile.num_stages} stages{ending}"
 
 

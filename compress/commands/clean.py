@@ -41,6 +41,6 @@ def clean(folder: Path) -> list[Path]:
     return unused
 
 
-def _is_of(name: str, kept: tuple[str, ...]) -> bool:
+def _is_of(name: str, names: tuple[str, ...]) -> bool:
     """Whether a name is kept; the scratch folders of other processes have their number as a suffix."""
-    return name in kept or name.rpartition(".")[0] in kept
+    return name in names or name.rpartition(".")[0] in names

@@ -1,4 +1,4 @@
-"""What `compress plan` counts of a recipe with data and model at hand: everything in a plan that neither records nor the clock change."""
+"""Counts of `compress plan` from data and model: everything in a plan that depends neither on recorded runs nor on the clock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 SHORTEST = 128
-"""Tokens below which the products of attention cost next to nothing."""
+"""Sequence length below which the attention products cost next to nothing."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What was counted."""
+    """The counts."""
 
     facts: Facts
     planned: list[PlannedStep]
@@ -77,7 +77,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
 
 
 def _truncated(recipe: Recipe, config: PreTrainedConfig, context: Context) -> Iterator[str]:
-    """Yields how many rows of each split are longer than data.max_length, where some are."""
+    """Yields the number of rows of each split that are longer than data.max_length, if there are any."""
     splits = {name: getattr(context.data, name) for name in ("train", "selection", "evaluation")}
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     longer = {name: num_truncated(recipe.model, config, tokenizer, context, split.rows) for name, split in splits.items()}
@@ -88,16 +88,16 @@ def _truncated(recipe: Recipe, config: PreTrainedConfig, context: Context) -> It
 
 
 def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]:
-    """Yields which shares of the tokens stay behind the blocks of a variant, where that is not as in the variant before it."""
-    if entry.made_by and (shares := tokens_of(entry.config)):
-        before = [other.config for other in planned for stage in entry.made_by[-2:-1] if other.step is stage]
+    """Yields which shares of the tokens stay after the blocks of a variant, where that is not as in the variant before it."""
+    if entry.lineage and (shares := tokens_of(entry.config)):
+        before = [other.config for other in planned for stage in entry.lineage[-2:-1] if other.step is stage]
         if not before or tokens_of(before[0]) != shares:
             yield f"  {phrases.tokens_left(shares)}"
 
 
 def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
     """Returns what a row of each length costs in the last variant, and the share of attention; nothing for rows that are no texts."""
-    variants = [entry for entry in planned if entry.made_by]
+    variants = [entry for entry in planned if entry.lineage]
     if context.facts.modality != "text" or context.facts.generates or not variants:
         return []
     target, longest = context.target, context.max_length

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
+from compress.devices.spec import Devices, devices, shown_bytes
 from compress.devices.trained import PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
 from compress.recipe import Recipe
@@ -50,10 +50,10 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
     arguments = {str(stage.id): (stage, config, teacher) for stage, config, teacher in checked_with(recipe, first, context)}
     for entry in planned:
         lines += [f"{entry.step.id}: {line}" for line in _training(entry, arguments, first, context, given)]
-    lines.append(f"serving: {_asked(_load(recipe, context, streams), context)}")
+    lines.append(f"serving: {_load_in_words(_load(recipe, context, streams), context)}")
     exported = next((entry for entry in planned if isinstance(entry.step, Export)), None)
-    last = [entry for entry in planned if entry.made_by and entry is not exported][-1]
-    model = Model(last.config, _precision(last.made_by), context.facts.generates)
+    last = [entry for entry in planned if entry.lineage and entry is not exported][-1]
+    model = Model(last.config, _precision(last.lineage), context.facts.generates)
     found = plan(model, _load(recipe, context, streams), given)
     lines.append(f"  {last.step.id} in {model.precision}: {found.division or 'does not fit'}")
     return [*lines, *(f"  {reason}" for reason in found.reasons)]
@@ -64,16 +64,16 @@ def _training(
     arguments: Mapping[str, tuple[Stage, PreTrainedConfig, PreTrainedConfig | None]],
     first: PreTrainedConfig,
     context: Context,
-    given: Devices,
+    devices: Devices,
 ) -> Iterator[str]:
-    """Says how a step trains, if it does.
+    """Describes how a step trains, if it does.
 
     Args:
         entry: The step.
         arguments: Every stage by id, with the configs that it is checked with.
         first: Config of the first model.
         context: The context of the run.
-        given: The devices.
+        devices: The devices.
     """
     settings = settings_of(entry.step)
     if settings is None:
@@ -89,10 +89,10 @@ def _training(
         soft_weight=getattr(settings, "soft_weight", 0.5) if not getattr(settings, "named", False) else 0.5,
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
-        tensor=context.parallel.tensor if given.count > 1 else 1,
-        sequence=context.parallel.sequence and given.count > 1,
-        context=context.parallel.context if given.count > 1 else 1,
-        pipeline=context.parallel.pipeline if given.count > 1 else 1,
+        tensor=context.parallel.tensor if devices.count > 1 else 1,
+        sequence=context.parallel.sequence and devices.count > 1,
+        context=context.parallel.context if devices.count > 1 else 1,
+        pipeline=context.parallel.pipeline if devices.count > 1 else 1,
         schedule=context.parallel.schedule,
         microbatches=context.parallel.microbatches,
         checkpointing=context.parallel.checkpointing,
@@ -101,17 +101,17 @@ def _training(
         lora=None if isinstance(entry.step, Quantize) else getattr(settings, "lora", None),
         changes=int8_layers(entry.step.qat, entry.step.exclude) if isinstance(entry.step, Quantize) else None,
     )
-    refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
+    refused = partial(_refused, *arguments[str(entry.step.id)], context, devices.count)
     problem = refused(training)
     if problem is not None:
-        yield f"does not run on {given.count} device{'s' * (given.count > 1)} like this: {problem}"
+        yield f"does not run on {devices.count} device{'s' * (devices.count > 1)} like this: {problem}"
         return
-    found = proposal(training, given, lambda proposed: refused(proposed) is None)
+    found = proposal(training, devices, lambda proposed: refused(proposed) is None)
     last = found.training
-    team = Team(0, given.count, last.strategy, last.tensor, last.pipeline, last.sequence, last.context)
-    shown = f"{given.count} devices by {team.plan}"
-    shown = shown if given.count > 1 else "one device"
-    short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
+    team = Team(0, devices.count, last.strategy, last.tensor, last.pipeline, last.sequence, last.context)
+    shown = f"{devices.count} devices by {team.plan}"
+    shown = shown if devices.count > 1 else "one device"
+    short = "" if found.fits else f": {shown_bytes(devices.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
     if found.fits and found.changes:
         yield f"with {', '.join(found.changes)}; without, it does not fit"
@@ -124,14 +124,14 @@ def _refused(
 ) -> str | None:
     """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
     if context.parallel.gradients != "float32" and training.divides:
-        return f"parallel.gradients: {context.parallel.gradients} given, which whole gradients are sent in alone"
+        return f"parallel.gradients: {context.parallel.gradients} given, which needs whole gradients"
     parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
     try:
         team = stage.team(parallel.of(Team(0, count)))
     except InputError as error:
         return "; ".join(error.lines)
     if team.size != count:
-        return "one process alone trains"
+        return "only one process trains"
     try:
         _with_rows(stage, training.micro_batch_size).check(incoming, teacher, replace(context, parallel=parallel, team=team))
     except InputError as error:
@@ -170,7 +170,7 @@ def _load(recipe: Recipe, context: Context, streams: int | None) -> Load:
     return Load(many, context.max_length, min(limits, default=None))
 
 
-def _asked(load: Load, context: Context) -> str:
+def _load_in_words(load: Load, context: Context) -> str:
     limit = "" if load.latency_ms is None else f", at most {load.latency_ms:g} ms"
     if context.facts.generates:
         return f"{load.streams} answers at once of {load.length} tokens each, prompts included{limit}"

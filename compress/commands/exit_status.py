@@ -24,7 +24,7 @@ STATUSES = {
     130: "stopped with Ctrl-C; finished stages are kept",
     143: "stopped with SIGTERM; finished stages are kept",
 }
-"""What each exit status means."""
+"""Meaning of each exit status."""
 
 
 def finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:

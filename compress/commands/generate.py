@@ -3,7 +3,7 @@
     prompt -> (chat template) -> tokenizer.json -> engine in a process of its own -> text as it comes
 
 A prompt goes through the chat template where the tokenizer has one, as the only message of a user. With `--compare` two variants or engines
-answer the same prompt, one after the other, and their answers stand side by side.
+answer the same prompt, one after the other, and their answers are printed side by side.
 
 A search with beams may give several answers (`--answers`), best first, with a line between them.
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from compress.commands.options import AnswerOptions
 from compress.report import evaluations
 from compress.run.opened import opened
-from export.generation.questions import asked
+from export.generation.questions import encode_question
 from export.generation.text_files import language_text
 from foundation.artifacts.run_folder import Run
 from foundation.core.decoding import Answer, Decoding
@@ -58,7 +58,7 @@ BETWEEN = "\n---\n"
 
 @dataclass(frozen=True)
 class Choice:
-    """What answers: a variant of the run in one engine."""
+    """The model that answers: a variant of the run in one engine."""
 
     variant: str
     precision: str
@@ -67,11 +67,11 @@ class Choice:
     spec: EngineSpec
     """What to open."""
     proposing: str = ""
-    """What proposes tokens, for the title."""
+    """Name of the source of proposed tokens, for the title."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the user may call it."""
+        """Names that the user may give for it."""
         return self.variant, f"{self.variant}-{self.precision}"
 
     @property
@@ -84,7 +84,7 @@ class Choice:
 
 @dataclass
 class Reply:
-    """What one prompt was answered as text, and how long it took."""
+    """The answer to one prompt as text, and its time."""
 
     text: str
     """The answer; of a search all that were asked, best first."""
@@ -138,7 +138,7 @@ class Answerer:
         Raises:
             InputError: The prompt has no token, or there is no room for it and its answer in what the model reads.
         """
-        found = asked(self._text, prompt, chat=self._chat)
+        found = encode_question(self._text, prompt, chat=self._chat)
         if not len(found):
             raise InputError("--prompt", "no token in it", remedy="give at least one character")
         together = 0 if self._encodes else tokens  # an encoder-decoder reads the prompt and its answer apart
@@ -163,7 +163,7 @@ class Answerer:
             list[str](),
         )
 
-        def told(_: int, tokens: Sequence[int]) -> None:
+        def write_tokens(_: int, tokens: Sequence[int]) -> None:
             take(stream.add([token]) for token in tokens)
 
         def take(pieces: Iterable[str]) -> None:
@@ -172,7 +172,7 @@ class Answerer:
                 if write is not None:
                     write(piece)
 
-        (found,) = self._process.generate([ids], decoding, told if decoding.beams == 1 else None)
+        (found,) = self._process.generate([ids], decoding, write_tokens if decoding.beams == 1 else None)
         if decoding.beams == 1:
             take([stream.end()])
         else:
@@ -299,7 +299,7 @@ def chosen(known: Sequence[Choice], variant: str | None, engine: str | None, opt
 
 
 def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
-    """Returns what the first is compared with: a variant in the same engine if it was built for it, or an engine with the same variant."""
+    """Returns the model to compare with the first one: a variant in the same engine, or the same variant in another engine."""
     if name in {choice.engine for choice in known}:
         return chosen(known, first.variant, name)
     built = any(choice.engine == first.engine and name in choice.names for choice in known)

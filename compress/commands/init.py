@@ -146,7 +146,7 @@ LENGTHS = {
     "text": "  sequence_lengths: [32, 128]\n",
     "questions": "  sequence_lengths: [128, 384]\n",
     "image": "",
-    "towers": "  sequence_lengths: [16, 77]   # of texts; a SigLIP has 64 alone\n",
+    "towers": "  sequence_lengths: [16, 77]   # of texts; a SigLIP has only 64\n",
     "audio": "  sequence_lengths: [32000, 160000]   # samples\n",
 }
 """Lengths of the target, by modality; of questions with windows of their contexts."""

@@ -1,4 +1,4 @@
-"""How several processes of one run are started: by this command on one machine, or by SLURM, Kubernetes or torchrun on several.
+"""Starts several processes of one run: by this command on one machine, or by SLURM, Kubernetes or torchrun on several.
 
     compress run recipe.yaml --processes 4        four processes here; ends with the status of the first process, or of the one that failed
     srun compress run recipe.yaml                 one process for each task of the step
@@ -9,7 +9,7 @@ torch.distributed reads the five variables that torchrun sets. srun has other na
     RANK, LOCAL_RANK   SLURM_PROCID, SLURM_LOCALID       WORLD_SIZE   SLURM_STEP_NUM_TASKS
     MASTER_ADDR        first host of SLURM_STEP_NODELIST    MASTER_PORT  20000 + SLURM_JOB_ID mod 20000, the same on all nodes
 
-A batch script that calls `compress` without srun is no step of several tasks, and is left alone.
+A batch script that calls `compress` without srun is not a step of several tasks, and is left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from foundation.machine.process import spawn
 FIRST_PORT, PORTS = 20000, 20000
 POLL_S = 0.1
 GRACE_S = 5.0
-"""How long the others may take to end by themselves after one has failed."""
+"""Seconds that the others have to end by themselves after one has failed."""
 STOPPED_S = 20.0
 """Seconds that they may take to end after a signal; then they are killed."""
 _HOST = re.compile(r"(?P<name>[^,\[]+)(?:\[(?P<number>\d+)[^\]]*\](?P<rest>[^,]*))?")
@@ -54,7 +54,7 @@ def first_host(nodes: str) -> str:
     """Returns the first host of SLURM's short form of a list: `node03` of `node[03-05,9],other`.
 
     Raises:
-        InputError: It is no such list.
+        InputError: The list has another form.
     """
     found = _HOST.match(nodes)
     if found is None:
@@ -69,7 +69,7 @@ def start(processes: int, command: Sequence[str]) -> int:
     of the one that did.
 
     Args:
-        processes: How many, at least 2.
+        processes: Number of processes, at least 2.
         command: The command, without what started this.
     """
     with socket.socket() as free:
@@ -107,7 +107,7 @@ def _watched(started: Sequence[subprocess.Popen[bytes]]) -> int:
         return own if own > 0 else failed
     rank, number = killed
     print(f"process {rank} of {len(started)} was ended by {signal.Signals(number).name}", file=sys.stderr)
-    return own if own > 1 else 128 + number  # the others end with 1: all that they know is that a connection broke
+    return own if own > 1 else 128 + number  # the others end with 1: they only notice a broken connection
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:

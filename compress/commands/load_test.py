@@ -30,7 +30,7 @@ STANDARD_INPUT = "-"
 COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "QUESTION": "question", "CONTEXT": "context", "IMAGE": "image", "AUDIO": "audio"}
 """Column of each input where none is given."""
 SHARED = ("model", "row_bytes")
-"""What is the same for each load."""
+"""Settings shared by all loads."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Rows:
 
 def load_test(
     server: str,
-    given: Rows,
+    data: Rows,
     loads: Sequence[Load],
     *,
     model: str | None = None,
@@ -59,7 +59,7 @@ def load_test(
 
     Args:
         server: host:port, or grpc://host:port, or http://host:port.
-        given: The rows to send.
+        data: The rows to send.
         loads: The loads, measured one after the other.
         model: Name of the model; None takes the only one that is ready.
         protocol: grpc or http; None takes it from the URL, else gRPC.
@@ -74,7 +74,7 @@ def load_test(
         InputError: The server cannot be reached, the model is unknown or not one of ours, or the rows do not fit.
         GeneratorError: The generator died.
     """
-    if (given.run is None) == (given.file is None):
+    if (data.run is None) == (data.file is None):
         raise InputError(
             "--server", "", remedy="give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE"
         )
@@ -84,7 +84,7 @@ def load_test(
         raise InputError(f"--json {out}", f"there is no folder {out.parent}", remedy="make it first")
     address = address_of(server, protocol)
     found = examine(address, model)
-    rows, source = _read(given, found)
+    rows, source = _read(data, found)
     say(f"{address}, model {found.name}: {len(rows)} rows ({MEASURED[found.inputs]}) of {source}")
     results = _measured(address, found, rows, loads, say)
     answer = {
@@ -125,26 +125,26 @@ def _measured(
     return results
 
 
-def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
+def _read(data: Rows, model: Model) -> tuple[list[Row], str]:
     """Returns the rows, and where they are from."""
     modality = {"IMAGE": "image", "AUDIO": "audio"}.get(model.inputs[0], "text")
-    if given.run is not None:
-        rows = evaluation_rows(given.run)
-        return [rows[row] for row in read_by(modality, rows)], f"the evaluation split of {given.run}"
-    columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
+    if data.run is not None:
+        rows = evaluation_rows(data.run)
+        return [rows[row] for row in read_by(modality, rows)], f"the evaluation split of {data.run}"
+    columns = data.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
         raise InputError(
             "--column", f"{len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}", remedy="give one for each"
         )
-    if given.file == STANDARD_INPUT:
+    if data.file == STANDARD_INPUT:
         if model.inputs != ("TEXT",):
             kind = MEASURED[model.inputs]
             raise InputError("--data -", "lines of standard input are single texts", f"model {model.name} reads {kind}", "give a file")
         return [line.removesuffix("\r") for line in text_lines(Table(Path("-"), ()), sys.stdin.buffer)], "standard input"
-    rows = read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column")
+    rows = read_unlabelled(local(str(data.file), "--data"), modality, columns, "--column")
     if model.inputs == ("QUESTION", "CONTEXT"):  # the server divides contexts itself
         rows = [Window(row[0], row[1], 0, 0) for row in rows if isinstance(row, tuple)]
-    return rows, str(given.file)
+    return rows, str(data.file)
 
 
 def evaluation_rows(folder: Path) -> list[Row]:

@@ -3,7 +3,7 @@
     @with_options
     def bench(folder: Folder, load: LoadOptions, ...)      shows --rate, --concurrency, ... and gets them as one value
 
-typer reads the signature of a command. `with_options` writes one in which the fields of a group stand in the place of the group.
+typer reads the signature of a command. `with_options` writes one in which the fields of a group replace the group.
 """
 
 import inspect
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What `bench --server` sends. None: the default of `Load`."""
+    """Load options of `bench --server`. None: the default of `Load`."""
 
     rate: Annotated[
         list[float] | None, typer.Option("--rate", help="Open loop: mean requests per second, Poisson arrivals. Repeatable.")
@@ -71,16 +71,18 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What answers in `generate`: a variant in an engine, and what proposes tokens to it."""
+    """Options of `generate`: variant, engine, and the source of proposed tokens."""
 
     variant: Annotated[
-        str | None, typer.Option("--variant", metavar="ID", help="What answers, such as quantize or quantize-int8; default: the last.")
+        str | None,
+        typer.Option("--variant", metavar="ID", help="The variant that answers, such as quantize or quantize-int8; default: the last."),
     ] = None
     engine: Annotated[
         str | None, typer.Option("--engine", metavar="NAME", help="The engine; default: the first that answers, else torch.")
     ] = None
     compare: Annotated[
-        str | None, typer.Option("--compare", metavar="ID", help="A second variant or engine, whose answers stand beside.")
+        str | None,
+        typer.Option("--compare", metavar="ID", help="A second variant or engine, whose answers are printed next to the first one's."),
     ] = None
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template of the tokenizer, if it has one.")] = True
     draft: Annotated[
@@ -88,7 +90,8 @@ class AnswerOptions:
     ] = None
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="Tokens that the draft proposes at once.")] = DRAFT_TOKENS
     prompt_lookup: Annotated[
-        int | None, typer.Option("--prompt-lookup", metavar="N", help="Propose what followed the last tokens before, N at once.")
+        int | None,
+        typer.Option("--prompt-lookup", metavar="N", help="Propose the N tokens that followed the last ones earlier in the text."),
     ] = None
 
 
@@ -106,7 +109,7 @@ class DecodingOptions:
         float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens of the answer; not in openvino_genai.")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="The same, times how often they occur in it; not in openvino_genai.")
+        float, typer.Option("--frequency-penalty", help="The same, once for each occurrence; not in openvino_genai.")
     ] = 0.0
     stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. Repeatable.")] = None
     stop_tokens: Annotated[

@@ -1,7 +1,7 @@
 """`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space, memory and times without reading weights.
 
 What each step will make and take is counted by `compress.commands.counted`, once (`compress.commands.remembered`): the next plan of the
-same recipe loads neither torch nor data. Four of five runs take a time within the range that stands next to it.
+same recipe loads neither torch nor data. Four of five runs take a time within the printed range.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Plan:
     """What the machine lacks."""
 
 
-def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> str:
+def describe(recipe: Recipe, out: Path | None = None, devices: str | None = None, streams: int | None = None) -> str:
     """Returns the plan as text, with what the machine lacks for it; arguments and errors as of `plan`."""
-    found = plan(recipe, out, given, streams)
+    found = plan(recipe, out, devices, streams)
     return "\n".join((found.text, *map(str, found.refused)))
 
 
-def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> Plan:
+def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, streams: int | None = None) -> Plan:
     """Returns the plan, with the plan of the search if the recipe has a `search`.
 
     Args:
         recipe: The recipe.
         out: The run folder.
-        given: Devices to train and to serve on, such as `8x80GB` (`compress.devices.given`); None: nothing is said of devices.
+        devices: Devices to train and to serve on, such as `8x80GB` (`compress.devices.spec`); None: nothing is said of devices.
         streams: Answers at once, or rows of a batch, that the devices serve; None: the default of `compress.commands.devices`.
 
     Raises:
@@ -51,10 +51,10 @@ def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, stre
     """
     folder, more = local(out or Path("runs") / recipe.name, "--out"), list[str]()
     with ConsoleProgress().alive("reading data and model"):
-        if given is None and recipe.search is None:
+        if devices is None and recipe.search is None:
             facts = remembered(dump(recipe), folder, lambda: _facts(recipe, folder))
         else:
-            facts, more = _with_more(recipe, folder, given, streams, out)
+            facts, more = _with_more(recipe, folder, devices, streams, out)
         known = speed(facts["threads"])
         steps = [_predicted(step, known) for step in facts["steps"]]
     todo, room = [step for step in steps if not step.cached], Room.here(folder)
@@ -90,15 +90,15 @@ def _facts(recipe: Recipe, folder: Path) -> Facts:
     return counted(recipe, folder).facts
 
 
-def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | None, out: Path | None) -> tuple[Facts, list[str]]:
+def _with_more(recipe: Recipe, folder: Path, devices: str | None, streams: int | None, out: Path | None) -> tuple[Facts, list[str]]:
     """Returns the counts, and the lines about devices and about a search."""
     from compress.commands.counted import counted
 
     found, lines = counted(recipe, folder), list[str]()
-    if given is not None:
+    if devices is not None:
         from compress.commands.devices import describe as describe_devices
 
-        lines += ["", *describe_devices(recipe, found.planned, found.context, given, streams)]
+        lines += ["", *describe_devices(recipe, found.planned, found.context, devices, streams)]
     if recipe.search is not None:
         from compress.search.plan import describe as describe_search
 
@@ -122,7 +122,7 @@ def _predicted(step: CountedStep, known: Speed) -> Step:
 
 
 def _total(steps: Sequence[Step], todo: Sequence[Step], room: Room) -> Iterator[str]:
-    """Yields what all steps take together, and what the machine has."""
+    """Yields the totals of all steps, and the resources of the machine."""
     time = Expected.total([step.expected for step in todo])
     disk, new = (sum(step.disk_bytes for step in each) for each in (steps, todo))
     peak = max((step.memory_bytes for step in todo), default=0)

@@ -32,13 +32,13 @@ def about(path: Path) -> str:
     return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
-def find(given: str | Path) -> Path:
+def find(reference: str | Path) -> Path:
     """Returns the file of a recipe: the given file if it exists, else the shipped recipe of that name.
 
     Raises:
         InputError: There is no such file and no such shipped recipe. A missing path with a folder or suffix is left to `read`.
     """
-    path, name, known = local(given, "recipe"), str(given), shipped()
+    path, name, known = local(reference, "recipe"), str(reference), shipped()
     if name in known and not path.is_file():
         return known[name]
     if not path.exists() and not path.suffix and name == path.name:

@@ -1,8 +1,8 @@
-"""What `compress plan` counted of a recipe, kept in the user's cache folder, so that the next plan of it loads neither data nor torch.
+"""Cache of the counts of `compress plan` in the user's cache folder, so that the next plan of a recipe loads neither data nor torch.
 
 The key is a digest of everything that was read: the recipe; size, times and place of every file of its data, models and teachers, of the
 finished stages in the run folder and of this package; what is installed; processor and GPUs. Errors are never kept. Times, memory and room
-are no part of what is kept: they follow from it, from the recorded runs and from the machine at that moment.
+are not stored: they follow from it, from the recorded runs and from the machine at that moment.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _places(text: str) -> Iterator[Path]:
-    """Yields where a text of a recipe may lie on this machine: as a path, or as a model or data set of the Hub in its cache."""
+    """Yields possible places of a recipe's text on this machine: as a path, or as a model or data set in the Hub's cache."""
     try:
         path = Path(text).expanduser()
         if path.exists():

@@ -43,7 +43,7 @@ class _New:
     repository: Path
     rows: list[Row]
     recorded: dict[str, np.ndarray]
-    """What the run recorded of the golden rows."""
+    """The run's recorded answers to the golden rows."""
     labels: Labels
     """Labels of its evaluation split."""
     task: Task
@@ -130,7 +130,7 @@ def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> 
         try:
             prepared = prepared_of(new.repository / model.folder)
             own = read_by(prepared.modality, new.rows)
-            logits = evaluate(address, name, [new.rows[row] for row in own], 1, version=version).kept(prepared)
+            logits = evaluate(address, name, [new.rows[row] for row in own], 1, version=version).stored_predictions(prepared)
         except RequestError as error:
             raise InputError(name, f"version {version} does not answer: {error}", remedy=BEFORE) from error
         problems = list(compare_golden(key, new.task, new.labels, new.recorded[key][own], logits, log))

@@ -36,7 +36,7 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED
     server = server_of(repository, folder / deployment.LOG, ports, models)
     if others:
         names = ", ".join(model.folder for model in others)
-        log(f"not loaded: {names}; give --all to load every model, and not only what was chosen to be served")
+        log(f"not loaded: {names}; give --all to load every model, not only the served ones")
     with Control(folder, lambda request, say: _answer(server, models, request, say)):
         serve_repository(server, log)
 

@@ -61,13 +61,13 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
             )
         return deployment.problems(folder, log)
     run = opened(folder)
-    kept = None if report is None else _kept(report)
+    kept = None if report is None else _stored_report(report)
     problems = list(damage(run, log))
     problems += _recorded(run, log) if kept is None else changes(checked(kept["integrity"]), run, str(report))
     if problems:  # engines of damaged files are not worth checking
         return problems
     problems += forgeries(run)
-    problems += [] if kept is None else _told_otherwise(run, kept, str(report))
+    problems += [] if kept is None else _report_differences(run, kept, str(report))
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     problems += _engines(run, rows, recorded, log)
     if live:
@@ -81,12 +81,12 @@ def rebuild(folder: Path) -> Contents:
     Raises:
         InputError: The folder holds no finished run, it is damaged, or another process writes to it.
     """
-    opened(folder)  # a folder that is no run is not locked, and so not created
+    opened(folder)  # a folder that is not a run is not locked, and so not created
     with locked(folder), blaming_damage(folder):
         return write(folder)
 
 
-def _kept(file: Path) -> dict[str, object]:
+def _stored_report(file: Path) -> dict[str, object]:
     """Returns the contents of a report that was kept elsewhere."""
     data = dict(Report.load(file).data)
     try:
@@ -110,11 +110,11 @@ def _recorded(run: Run, log: Log) -> list[Problem]:
     return changes(chain, run, "the run finished")
 
 
-def _told_otherwise(run: Run, kept: Mapping[str, object], source: str) -> Iterator[Problem]:
+def _report_differences(run: Run, expected: Mapping[str, object], source: str) -> Iterator[Problem]:
     """Yields a line if the report of the run does not say what the kept one says."""
     own = Report.load(run.folder).data
-    keys = [key for key in kept if key not in (*UNCHECKED, "integrity") and kept[key] != own.get(key)]
-    if kept.get("warnings") != own.get("warnings"):
+    keys = [key for key in expected if key not in (*UNCHECKED, "integrity") and expected[key] != own.get(key)]
+    if expected.get("warnings") != own.get("warnings"):
         keys.append("warnings")
     if keys:
         yield Problem(f"{run.folder / 'report.json'}", f"{', '.join(keys)}: not what {source} says")
@@ -161,7 +161,7 @@ def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log:
                 prepared = prepared_of(repository_of(run.folder) / str(model.model))
                 own = read_by(prepared.modality, rows)
                 answers = evaluate(server.grpc_address, str(model.model), [rows[row] for row in own], 1)
-                yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
+                yield from compare(key, run, recorded[key][own], answers.stored_predictions(prepared), log)
 
 
 def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
@@ -178,7 +178,7 @@ def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.nda
             if key not in recorded:
                 continue
             if models[name].part is None and not server.has(name):
-                log(f"{name}: not loaded there, and not what was chosen to be served; not checked")
+                log(f"{name}: not loaded there and not served; not checked")
                 continue
             asked = models[name].name if server.has(models[name].name) else name
             problems = server.differences(repository / name, asked)
@@ -188,7 +188,7 @@ def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.nda
                 own = read_by(prepared.modality, rows)
                 answers = server.answers(asked, [rows[row] for row in own])
                 yield from server.contradictions(repository / name, answers)
-                yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
+                yield from compare(key, run, recorded[key][own], answers.stored_predictions(prepared), log)
 
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[Problem]:

@@ -26,17 +26,17 @@ def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, Com
     """Writes the comparison of finished runs.
 
     Args:
-        folders: Run folders, two or more, of one task. The first is what the others are held against.
+        folders: Run folders, two or more, of one task. The others are compared with the first.
         out: The folder to write, outside of every run; default: comparisons/<names of the folders>.
 
     Returns:
         The folder, and the contents of `compare.json`.
 
     Raises:
-        InputError: See `compress.compare.sides`; or a run is damaged, or `out` lies within a run.
+        InputError: See `compress.compare.sides`; or a run is damaged, or `out` is inside a run.
     """
     sides = read_sides(folders)
-    out = out or Path("comparisons") / "-".join(side.given.resolve().name for side in sides)[:100]
+    out = out or Path("comparisons") / "-".join(side.path.resolve().name for side in sides)[:100]
     check_out(out, sides)
     contents = Comparison.model_validate(collect(sides))
     html = page.render(contents, sides)
@@ -70,7 +70,7 @@ def _run(side: Side) -> dict[str, object]:
     return {
         "key": side.key,
         "name": report.name,
-        "folder": str(side.given),
+        "folder": str(side.path),
         "created": report.created,
         "anchor": report.integrity.anchor,
         "metric": side.metric_name,

@@ -1,4 +1,4 @@
-"""What differs between the machines of several runs: processor, threads, versions. Figures of time depend on all of it."""
+"""Differences between the machines of several runs: processor, threads, versions. Times depend on all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compress.compare.sides import Side
 from compress.report.model.contents import Contents
 
 UNIMPORTANT = ("memory_bytes",)
-"""What differs from start to start of the same machine, and no time depends on."""
+"""Facts that differ between starts of the same machine, and that no time depends on."""
 
 NAMED = {"cpu": "CPU", "gpus": "GPUs", "compress": "the version of compress"}
 

@@ -1,4 +1,4 @@
-"""The contents of compare.json: what `compress compare` says of several runs."""
+"""The contents of compare.json: the comparison of several runs by `compress compare`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Rows(Document):
 
 
 class Judged(Document):
-    """The primary metric of what a run serves."""
+    """The primary metric of a run's served configuration."""
 
     backend: str | None = None
-    """The last backend that evaluated what is served: triton, else its engine, else torch."""
+    """The last backend that evaluated the served configuration: triton, else its engine, else torch."""
     value: Number | None = None
     """The primary metric there."""
     low: Number | None = None
@@ -96,19 +96,19 @@ class Compared(Document):
     rows: Rows = Rows()
     """Its evaluated rows."""
     served: Configuration | None = None
-    """What it serves; null where no engine was built."""
+    """Its served configuration; null if no engine was built."""
     accuracy: Judged = Judged()
     """The primary metric of what it serves."""
     drop: Lost = Lost()
-    """What that lost."""
+    """Loss of the served configuration."""
     speedup: Speedup = Speedup()
     """How much faster it is."""
     size_bytes: int | None = None
-    """Bytes that the engine of what is served loads; null where none was built."""
+    """Bytes that the served engine loads; null if none was built."""
     goals: tuple[Goal, ...] = ()
     """Its judged goals, as `goals[]` of report.json."""
     machine: Figures = Field(default_factory=dict)
-    """What its times depend on: `environment` of report.json, `device`, `threads`, `compress`, `versions.PACKAGE`."""
+    """Environment that its times depend on: `environment` of report.json, `device`, `threads`, `compress`, `versions.PACKAGE`."""
     defaulted: tuple[str, ...] = ()
     """Keys that its stored recipe does not have: defaults of this version stand for them in `recipe`."""
     warnings: tuple[str, ...] = ()
@@ -130,8 +130,8 @@ class Models(Document):
     """Two models that are compared."""
 
     kind: str = ""
-    """`served`: what two runs serve, for every two runs; `same name`: a variant in a backend, and the one with the same name in the first
-    run."""
+    """`served`: the served models of two runs, for every two runs; `same name`: a variant in a backend, and the one with the same name in
+    the first run."""
     first: Model | None = None
     """The first model; null where nothing was evaluated."""
     second: Model | None = None
@@ -241,10 +241,10 @@ class Setting(Document):
 
 
 class Fact(Document):
-    """What differs between the machines."""
+    """Differences between the machines."""
 
     name: str = ""
-    """What differs between the machines, such as `cpu`, `threads` or `versions.torch`."""
+    """Name of the difference, such as `cpu`, `threads` or `versions.torch`."""
     values: ByRun = Field(default_factory=dict)
     """Its value by the letter of the run; null where a run does not say."""
 
@@ -267,8 +267,8 @@ class Comparison(Document):
     ledger: tuple[Cell, ...] = ()
     """The primary metric of every variant in every backend of every run."""
     recipe: tuple[Setting, ...] = ()
-    """What differs between the recipes."""
+    """Differences between the recipes."""
     machine: tuple[Fact, ...] = ()
-    """What differs between the machines."""
+    """Differences between the machines."""
     timing: str = ""
     """Why times of different runs are not divided by each other."""

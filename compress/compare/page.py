@@ -176,8 +176,8 @@ def _plots(sides: Sequence[Side]) -> list[View]:
 
 
 def _references(sides: Sequence[Side], shape: goals.Shape) -> View:
-    """Returns the time of the baseline in torch of each run, and whether it is the same model everywhere: if so, the times say how far the
-    moments of measuring were alike."""
+    """Returns the time of the baseline in torch of each run, and whether it is the same model everywhere: if so, the times show how similar
+    the measuring conditions were."""
     times = [f"{side.key} {phrases.milliseconds(references(side.report).get(shape))} ms" for side in sides]
     checkpoints = {side.run.artifacts[side.run.baseline].digest for side in sides}
     return {"times": ", ".join(times), "same": len(checkpoints) == 1}

@@ -39,7 +39,7 @@ class Model:
 
     @property
     def names(self) -> dict[str, str]:
-        """What it is called in compare.json."""
+        """Its names in compare.json."""
         return {"run": self.side.key, "variant": self.variant, "backend": self.backend}
 
 
@@ -83,7 +83,7 @@ def cannot_pair(first: Side, second: Side) -> str | None:
 
 
 def served(side: Side) -> Model | None:
-    """Returns what a run serves, in the last backend that evaluated it; None where nothing was."""
+    """Returns the served configuration of a run, in the last backend that evaluated it; None if none did."""
     backend, one = side.served_backend, side.report.served
     if backend is None:
         return None

@@ -1,7 +1,7 @@
 """The structural difference of resolved recipes: the keys whose values differ, by their paths.
 
-Every recipe is resolved by this version first, so that a key that an earlier version did not have is compared by its default. Stages are
-named by their ids: `stages.quantize.scheme`. A stage that some runs do not have is one entry, with the settings that are no defaults.
+Every recipe is resolved by this version first, so a key that an earlier version lacks is compared by its default. Stages are named by
+their ids: `stages.quantize.scheme`. A stage that some runs lack is one entry, with the settings that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def differences(recipes: Mapping[str, Mapping[str, object]]) -> list[dict[str, o
         `path`, and `values` by the key of the run; a run without this key is not listed there.
 
     Raises:
-        InputError: One of them is no recipe of this version.
+        InputError: One of them is not a valid recipe of this version.
     """
     checked = {key: check(recipe) for key, recipe in recipes.items()}
     plain = {key: dump(recipe) for key, recipe in checked.items()}
@@ -48,11 +48,11 @@ def defaulted(recipe: Mapping[str, object]) -> list[str]:
     return [path for given, filled, above in pairs for path in _missing(given, filled, above)]
 
 
-def _missing(given: Mapping[str, object], filled: Mapping[str, object], above: str) -> Iterator[str]:
+def _missing(stored: Mapping[str, object], filled: Mapping[str, object], above: str) -> Iterator[str]:
     for key, value in filled.items():
-        if key not in given:
+        if key not in stored:
             yield _join(above, key)
-        elif isinstance(value, Mapping) and isinstance(inner := given[key], Mapping):
+        elif isinstance(value, Mapping) and isinstance(inner := stored[key], Mapping):
             yield from _missing(inner, value, _join(above, key))
 
 

@@ -25,7 +25,7 @@ class Side:
 
     key: str
     """A, B, ... in the order of the command: what the run is called in the comparison."""
-    given: Path
+    path: Path
     """Its folder, as it was given."""
     run: Run
     report: Contents
@@ -73,7 +73,7 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
         raise InputError.of(problems)
     tasks = {side.run.recipe["model"]["task"]: side for side in reversed(sides)}
     if len(tasks) > 1:
-        named = ", ".join(f"{side.given} is {task}" for task, side in reversed(tasks.items()))
+        named = ", ".join(f"{side.path} is {task}" for task, side in reversed(tasks.items()))
         raise InputError("compare", f"runs of different tasks have no common metric: {named}", remedy="give runs of one task")
     return sides
 
@@ -85,7 +85,7 @@ def check_out(out: Path, sides: Sequence[Side]) -> None:
         InputError: It would be.
     """
     for folder in (out.resolve(), *out.resolve().parents):
-        if (folder / LOCK_FILE).exists() or any(folder == side.given.resolve() for side in sides):
+        if (folder / LOCK_FILE).exists() or any(folder == side.path.resolve() for side in sides):
             raise InputError(f"--out {out}", f"lies within the run {folder}", remedy="give a folder outside of every run")
 
 
@@ -94,11 +94,11 @@ def _twice(sides: Sequence[Side]) -> list[Problem]:
     problems = []
     for place, side in enumerate(sides):
         for earlier in sides[:place]:
-            if side.given.resolve() == earlier.given.resolve():
-                problems.append(Problem("compare", f"{side.given}: this run is given twice", remedy="give each run once"))
+            if side.path.resolve() == earlier.path.resolve():
+                problems.append(Problem("compare", f"{side.path}: this run is given twice", remedy="give each run once"))
                 break
             if (anchor := side.report.integrity.anchor) is not None and anchor == earlier.report.integrity.anchor:
-                given = f"{side.given}: a copy of {earlier.given}, with the same files"
+                given = f"{side.path}: a copy of {earlier.path}, with the same files"
                 problems.append(Problem("compare", given, remedy="give each run once"))
                 break
     return problems

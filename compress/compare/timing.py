@@ -19,10 +19,10 @@ from foundation.measure.fastest import NAMES
 from foundation.measure.turns import ratio
 
 NOT_IN_TURNS = (
-    "The times of different runs were not measured in turns: each run was timed at another moment, perhaps beside other work. "
+    "The times of different runs were not measured in turns: each run was timed at another moment, perhaps next to other work. "
     "Speed-ups are against the torch reference of the same run"
 )
-"""What stands next to every figure that compares times."""
+"""Note next to every figure that compares times."""
 TIMES = ("p50_ms", "p90_ms", "p99_ms", "throughput_per_s")
 
 

@@ -1,9 +1,9 @@
-"""What a training step holds besides weights and optimizer, counted by running it on tensors without memory (`compress.devices.alive`).
+"""Counts the activations of a training step by running it on tensors without memory (`compress.devices.alive`).
 
 Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are as in a training; blocks are
 computed again where activation checkpointing asks for it, layers that learn in int8 and adapters are in their places, and the logits of a
-teacher lie next to the activations of the model. Devices that share layers or tokens send nothing here: what would come from the others is
-as large as the own. Not counted: losses that compare more than logits.
+teacher exist next to the activations of the model. Devices that share layers or tokens send nothing here: what would come from the others
+is as large as the own. Not counted: losses that compare more than logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Changes = Callable[[nn.Module], None]
-"""What a stage does to a model before it trains, in place."""
+"""Change that a stage makes to a model before it trains, in place."""
 TEMPERATURE = 2.0
 
 
@@ -148,15 +148,15 @@ def _split(config: PreTrainedConfig, task: Task, tensor: int, if_shared: bool) -
 
 
 class Held(NamedTuple):
-    """Bytes of a stage of a pipeline, of a micro-batch."""
+    """Bytes of a pipeline stage for one micro-batch."""
 
-    kept: int
-    """Between forward and backward."""
+    saved: int
+    """Stored between forward and backward."""
     moment: int
-    """Besides, for a moment of the backward pass."""
+    """Additional peak during the backward pass."""
 
 
-def kept_in_stages(
+def bytes_of_stages(
     model: nn.Module, stages: Stages, features: Mapping[str, torch.Tensor], task: Task, checkpointing: Checkpointing, half: bool
 ) -> list[Held]:
     """Returns the bytes that each stage holds of a micro-batch.
@@ -166,7 +166,7 @@ def kept_in_stages(
         stages: Its stages.
         features: Features of the rows of a micro-batch.
         task: The task.
-        checkpointing: What is kept of the blocks.
+        checkpointing: What blocks store for backward.
         half: Whether it computes in bfloat16.
     """
     blocks = [model.get_submodule(name) for name in stages.blocks]
@@ -212,10 +212,10 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class Phase:
-    """What is there at one time of a backward pass."""
+    """Memory at one time of a backward pass."""
 
-    kept: int
-    """The most bytes that are alive, without complete gradients."""
+    saved: int
+    """Peak of live bytes, without complete gradients."""
     trained: int = 0
     """Weights whose gradient is complete."""
 

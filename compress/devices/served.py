@@ -1,11 +1,11 @@
-"""What a served model takes on each device, and how it is divided over several.
+"""Predicts the memory of a served model on each device, and how to divide it over several.
 
 Bytes on one of t devices that share each layer (tensor parallelism, Megatron: https://arxiv.org/abs/1909.08053), e that have whole experts
 of a mixture each (e = t where they are divided with the matrices), and have the layers of one stage of a pipeline, for weights of b bytes:
 
     weights  = sum over layers of b (matrices / t + experts / e) + scales + 2 rest
                first stage: + 2 words / t + 2 (other tables and norms before the layers)
-               last stage:  + 2 head / t + 2 (norms, poolers and classifiers behind them)
+               last stage:  + 2 head / t + 2 (norms, poolers and classifiers after them)
     cache    = sum over layers of 2 heads_kv' d * bytes * tokens      heads_kv' = max(1, heads_kv / t); tokens of a device's answers at once
     work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and in the last stage 4 bytes a logit of a language model
 
@@ -19,13 +19,13 @@ What is chosen, the first that fits and meets the latency:
     tensor     t devices share each layer, where the link is NVLink: two all-reduces in every layer would wait for PCIe
     pipeline   p devices hold some layers each: little traffic, but one request is no faster
 
-Experts of mixtures are divided with the matrices; where their number divides by t, whole experts lie on each device (expert parallelism,
-GShard: https://arxiv.org/abs/2006.16668), which sends tokens to them instead of adding up parts. Where t does not divide the attention
-heads but the experts, they are dealt out alone: each device has all of the rest and reads answers of its own (t = 1, e devices). vLLM
-calls that data parallel attention with expert parallelism.
+Experts of mixtures are divided with the matrices; where their number divides by t, whole experts are placed on each device (expert
+parallelism, GShard: https://arxiv.org/abs/2006.16668), which sends tokens to them instead of adding up parts. Where t does not divide the
+attention heads but the experts, only the experts are distributed: each device has all other weights and serves its own answers (t = 1, e
+devices). vLLM calls that data parallel attention with expert parallelism.
 
-A time is shown where the bandwidth of the memory is known: a token, or a batch of one row, reads every weight once (of a mixture those of
-the chosen experts, of a table one row), so that it takes at least these bytes on one device / bandwidth. Pipelines do not divide it.
+A time is shown where the memory bandwidth is known. A token, or a batch of one row, reads every weight once (in a mixture only the chosen
+experts, in a table only one row). So it takes at least the bytes read on one device / bandwidth. Pipelines do not divide this time.
 
 Not counted: CUDA graphs, and buffers of NCCL; the tenth that is left free is for them.
 """
@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from compress.devices.given import Devices, shown_bytes
+from compress.devices.spec import Devices, shown_bytes
 from compress.devices.weights import Block, Weights, weights_of
 from foundation.models.config import num_experts
 from foundation.models.library import sizes_config
@@ -55,7 +55,7 @@ devices."""
 
 @dataclass(frozen=True)
 class Load:
-    """What the model is asked for."""
+    """The load that the model serves."""
 
     streams: int
     """Answers of a language model at once, or rows of a batch."""
@@ -93,7 +93,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Division:
-    """How a model lies on devices."""
+    """The division of a model over devices."""
 
     replicas: int
     tensor: int = 1
@@ -120,7 +120,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was chosen, and why."""
+    """The chosen division, and why."""
 
     division: Division | None
     """None where the model does not fit."""
@@ -132,55 +132,55 @@ class Plan:
     """One sentence for each decision."""
 
 
-def plan(model: Model, load: Load, given: Devices) -> Plan:
+def plan(model: Model, load: Load, devices: Devices) -> Plan:
     """Chooses how a model is served on some devices.
 
     Args:
         model: The model.
         load: What it is asked for.
-        given: The devices.
+        devices: The devices.
     """
     weights, reasons = weights_of(model.config), []
-    whole = bytes_on_each(model, weights, load, Division(given.count))
-    fits = whole.total <= given.usable
+    whole = bytes_on_each(model, weights, load, Division(devices.count))
+    fits = whole.total <= devices.usable
     reasons.append(
-        f"one device {'holds' if fits else 'does not hold'} the model: {shown_bytes(whole.total)} of {shown_bytes(given.usable)} usable "
+        f"one device {'holds' if fits else 'does not hold'} the model: {shown_bytes(whole.total)} of {shown_bytes(devices.usable)} usable "
         f"(weights {shown_bytes(whole.weights)}, keys and values {shown_bytes(whole.cache)}, work {shown_bytes(whole.work)})"
     )
     best: Plan | None = None
-    for division in divisions(model, given):
+    for division in divisions(model, devices):
         needed = bytes_on_each(model, weights, load, division)
-        floor = floor_ms(model, weights, division, given)
+        floor = floor_ms(model, weights, division, devices)
         late = floor is not None and load.latency_ms is not None and floor > load.latency_ms
         made = Plan(division, needed, floor, ())
-        if needed.total > given.usable:
+        if needed.total > devices.usable:
             best = best or made
             continue
         if not late:
-            return Plan(division, needed, floor, (*reasons, *_why(division, fits, given, load, floor)))
+            return Plan(division, needed, floor, (*reasons, *_why(division, fits, devices, load, floor)))
         reasons.append(f"{division}: a step takes at least {floor:.2f} ms, more than the {load.latency_ms:g} ms that are asked for")
-        best = made if best is None or best.bytes.total > given.usable else best
+        best = made if best is None or best.bytes.total > devices.usable else best
     nearest = best or Plan(None, whole, None, ())
-    if nearest.bytes.total > given.usable:
-        reasons.append(_smaller(model, weights, load, given))
+    if nearest.bytes.total > devices.usable:
+        reasons.append(_smaller(model, weights, load, devices))
         return Plan(None, nearest.bytes, nearest.floor_ms, tuple(reasons))
     return Plan(nearest.division, nearest.bytes, nearest.floor_ms, (*reasons, "no division meets the latency; this is the nearest"))
 
 
-def divisions(model: Model, given: Devices) -> Iterator[Division]:
+def divisions(model: Model, devices: Devices) -> Iterator[Division]:
     """Yields the divisions that the model and the link allow, the one to prefer first."""
-    yield Division(given.count)
+    yield Division(devices.count)
     sizes, experts = sizes_config(model.config), num_experts(model.config)
-    if given.link == "nvlink":
-        for tensor in range(2, given.count + 1):
+    if devices.link == "nvlink":
+        for tensor in range(2, devices.count + 1):
             whole = tensor if experts and experts % tensor == 0 else 1
             divides = sizes.num_attention_heads % tensor == 0
-            if given.count % tensor == 0 and (divides or whole > 1):
-                yield Division(given.count // tensor, tensor if divides else 1, experts=whole)
+            if devices.count % tensor == 0 and (divides or whole > 1):
+                yield Division(devices.count // tensor, tensor if divides else 1, experts=whole)
         return
-    for pipeline in range(2, min(given.count, sizes.num_hidden_layers) + 1):
-        if given.count % pipeline == 0:
-            yield Division(given.count // pipeline, pipeline=pipeline)
+    for pipeline in range(2, min(devices.count, sizes.num_hidden_layers) + 1):
+        if devices.count % pipeline == 0:
+            yield Division(devices.count // pipeline, pipeline=pipeline)
 
 
 def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division) -> Bytes:
@@ -240,12 +240,12 @@ def packed_bytes(blocks: Block, precision: Precision) -> tuple[float, float]:
     return packed(blocks.matrices, blocks.rows), packed(blocks.experts, blocks.expert_rows)
 
 
-def floor_ms(model: Model, weights: Weights, division: Division, given: Devices) -> float | None:
+def floor_ms(model: Model, weights: Weights, division: Division, devices: Devices) -> float | None:
     """Returns the least time in ms of a token, or of a batch of one row, which is the time to read the weights; None without a
     bandwidth."""
-    if given.bandwidth is None:
+    if devices.bandwidth is None:
         return None
-    return 1e3 * bytes_read(model, weights, division) / given.bandwidth
+    return 1e3 * bytes_read(model, weights, division) / devices.bandwidth
 
 
 def bytes_read(model: Model, weights: Weights, division: Division) -> float:
@@ -263,13 +263,13 @@ def num_chosen(config: PreTrainedConfig) -> int:
     return int(getattr(config, "num_experts_per_tok", None) or 1)
 
 
-def _why(division: Division, fits: bool, given: Devices, load: Load, floor: float | None) -> Iterator[str]:
+def _why(division: Division, fits: bool, devices: Devices, load: Load, floor: float | None) -> Iterator[str]:
     if division.experts > 1:
         yield f"whole experts lie on each of {division.experts} devices, and tokens are sent to them"
     if division.devices == 1:
         yield (
-            f"so each of the {given.count} devices serves all of it: rows a second grow with the devices"
-            if given.count > 1
+            f"so each of the {devices.count} devices serves all of it: rows a second grow with the devices"
+            if devices.count > 1
             else "so it serves"
         )
     elif division.tensor > 1:
@@ -284,12 +284,12 @@ def _why(division: Division, fits: bool, given: Devices, load: Load, floor: floa
         yield f"a step takes at least {floor:.2f} ms, the time of reading the weights{asked}"
 
 
-def _smaller(model: Model, weights: Weights, load: Load, given: Devices) -> str:
-    """Says in which precision the model would fit, if in any."""
+def _smaller(model: Model, weights: Weights, load: Load, devices: Devices) -> str:
+    """Describes the precision in which the model would fit, if any."""
     for precision in ("int8", "int4"):
         if BITS[precision] < BITS[model.precision]:
             other = Model(model.config, precision, model.generates)
-            for division in divisions(other, given):
-                if bytes_on_each(other, weights, load, division).total <= given.usable:
+            for division in divisions(other, devices):
+                if bytes_on_each(other, weights, load, division).total <= devices.usable:
                     return f"it does not fit in {model.precision}; in {precision} it would: {division}"
     return f"it fits on none of these devices in {model.precision} or below: take more of them, or larger ones, or fewer streams"

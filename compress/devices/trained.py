@@ -1,7 +1,7 @@
-"""What training takes on each device, and the smallest change that makes it fit.
+"""Predicts the memory of a training on each device, and the smallest change that makes it fit.
 
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
-                 whole model the best weights lie in the memory of the host.
+                 whole model the best weights are in host memory.
     gradients    4 bytes for each trained weight: all weights, or the weights of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
                  column of a matrix
@@ -9,13 +9,13 @@
                  (and of a teacher's), and what functions hold for a moment. Counted, not estimated (`compress.devices.activations`): the
                  model of the config trains on tensors without memory, with its int8 layers or adapters and activation checkpointing. An
                  int8 layer that learns keeps its input and its weight, which is there anyway; codes and slopes are there for a moment.
-    gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
+    gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and everything outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
-                 the layers of one of them. What lies outside of blocks stays whole.
+                 the layers of one of them. Everything outside of blocks stays whole.
     sequence     these processes share the tokens between the layers of blocks too: all that a block keeps is divided by their number
-    context      processes share the tokens of each row: activations of blocks are those of own tokens, with keys and values of all for a
-                 moment; what lies outside of blocks sees all tokens. Weights are whole in each, or sharded over all processes by fsdp2.
-    pipeline     a process has its stages alone, whose activations are counted for a micro-batch and taken for as many as are between
+    context      processes share the tokens of each row: blocks hold activations of their own tokens, and for a moment keys and values of
+                 all tokens; everything outside of blocks sees all tokens. Weights are replicated, or sharded over all processes by fsdp2.
+    pipeline     a process has only its stages, whose activations are counted for a micro-batch and taken for as many as are between
                  forward and backward at one time, stage by stage: N - s in stage s of N with 1f1b. Hidden states and gradients that are
                  received have a place for every micro-batch. Gradients are there during forward passes. The process that takes most counts.
     host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the units
@@ -46,8 +46,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
-from compress.devices.given import Devices, Link
+from compress.devices.activations import Changes, Counted, Step, bytes_of_stages, numel, phases_of_backward, rows_of, without_memory
+from compress.devices.spec import Devices, Link
 from foundation.core.target import Checkpointing, Parallel, Schedule
 from foundation.labels.tasks import Task
 from foundation.machine.parallel import Strategy
@@ -67,7 +67,7 @@ FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Settings of activation checkpointing; the first keeps most activations."""
 PARALLEL = ("strategy", "tensor", "context", "pipeline", "checkpointing", "offload")
-"""What a proposal may change in the section `parallel`."""
+"""Keys of the section `parallel` that a proposal may change."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Training:
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
     changes: Changes | None = None
-    """What is done to the model before it trains, such as putting int8 layers in."""
+    """Changes to the model before it trains, such as inserting int8 layers."""
 
     @property
     def divides(self) -> bool:
@@ -161,7 +161,7 @@ class Sizes(NamedTuple):
     """Parameters of each block and end of the model."""
     trained: int
     widest: int
-    """Parameters of the block or end of which most are trained."""
+    """Parameters of the block, embedding or output layer with the most trained parameters."""
     moments: int
     """Bytes that the optimizer keeps."""
     taught: int
@@ -170,7 +170,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Known:
-    """What was counted of one model; plans for it differ in rows and in how devices share it."""
+    """Counts of one model; plans for it differ in rows and in how devices share it."""
 
     phases: Counted = field(default_factory=dict)
     sizes: dict[int, Sizes] = field(default_factory=dict)
@@ -226,10 +226,10 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
         weights=there * weights,
         gradients=passing,
         optimizer=there * moments,
-        activations=max(phase.kept for phase in counted[kind]),
+        activations=max(phase.saved for phase in counted[kind]),
         gathered=gathered,
         accumulates=accumulates,
-        together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
+        together=max(phase.saved + there * FLOAT * phase.trained // divided for phase in counted[kind]),
         host=(1 - there) * (weights + gradients + moments) + best - here,
     )
 
@@ -263,7 +263,7 @@ def in_stages(training: Training, processes: int) -> list[Needed]:
     with without_memory(training.config, training.task, lora=training.lora, changes=training.changes) as model, without_cache(model):
         features = rows_of(training.config, training.task, rows, training.length)
         stages = stages_of(model, features, training.pipeline * section.stages_each, "model", compare=False)
-        kept = kept_in_stages(model, stages, features, training.task, training.checkpointing, training.half)
+        kept = bytes_of_stages(model, stages, features, training.task, training.checkpointing, training.half)
         message = FLOAT * math.prod(stages.shape(features))
         weights = dict(model.named_parameters())
         for process in range(training.pipeline):
@@ -277,7 +277,7 @@ def in_stages(training: Training, processes: int) -> list[Needed]:
                     weights=size + FLOAT * taught,
                     gradients=size,
                     optimizer=moment_bytes(training.optimizer, own),
-                    activations=max(sum(count * kept[stage].kept for count, stage in each) for each in held)
+                    activations=max(sum(count * kept[stage].saved for count, stage in each) for each in held)
                     + max(kept[stage].moment for stage in own_stages)
                     + received,
                     accumulates=True,
@@ -308,7 +308,7 @@ def in_flight(process: int, parts: int, section: Parallel) -> list[tuple[int, ..
 
 
 def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:
-    """Yields what is tried, the smallest change first."""
+    """Yields the proposals to try, the smallest change first."""
     for plan in plans(training, processes, link):
         whole = replace(training, **plan._asdict())
         share = math.ceil(training.batch_size * plan.tensor * plan.pipeline * plan.context / processes)
@@ -351,35 +351,35 @@ def plans(training: Training, processes: int, link: Link) -> list[Plan]:
     return [own, *known[known.index(own) + 1 :]] if own in known else [own, *known]
 
 
-def proposal(training: Training, given: Devices, runs: Callable[[Training], bool] = lambda training: True) -> Proposal:
+def proposal(training: Training, devices: Devices, runs: Callable[[Training], bool] = lambda training: True) -> Proposal:
     """Returns the first of `proposals` that fits on the devices, or the one that takes least where none does.
 
     Args:
         training: The training as the recipe has it.
-        given: The devices.
+        devices: The devices.
         runs: Whether the stage takes the settings of a proposal; those that it refuses are left out.
     """
     known = Known()
     least: Proposal | None = None
-    for each in proposals(training, given.count, given.link):
+    for each in proposals(training, devices.count, devices.link):
         if least is not None and not runs(each):
             continue
-        taken = needed(each, given.count, known)
+        taken = needed(each, devices.count, known)
         if least is None or taken.peak < least.needed.peak:
-            least = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)), _why(training, each, given))
+            least = Proposal(each, taken, taken.peak <= devices.usable, tuple(_changes(training, each)), _why(training, each, devices))
         if least.fits:
             break
     assert least is not None, "the recipe as it is comes first"
     return least
 
 
-def _why(before: Training, after: Training, given: Devices) -> str | None:
-    """Says why a pipeline is proposed, if it is."""
+def _why(before: Training, after: Training, devices: Devices) -> str | None:
+    """Explains why a pipeline is proposed; None if none is."""
     if after.pipeline == before.pipeline:
         return None
     shards = "shards (fsdp2), of which two units are whole at a time, do not fit"
     first = f"{after.pipeline} devices hold consecutive blocks each (pipeline): {shards}"
-    if given.link == "pcie":
+    if devices.link == "pcie":
         return f"{first}, and only hidden states go over PCIe, which is too slow for the sums of layers that devices share (tensor)"
     return f"{first}, and devices cannot share its layers (tensor), or that does not fit either"
 

@@ -21,11 +21,11 @@ class Block:
     """Numbers of weights of one block, or of several."""
 
     matrices: int = 0
-    """Of its linear layers: divided by tensor parallelism, and what a scheme packs."""
+    """Bytes of its linear layers: tensor parallelism divides them, and a scheme packs them."""
     rows: int = 0
     """Outputs of these layers: each has a scale where weights are packed."""
     experts: int = 0
-    """Of the experts of mixtures: divided like the matrices, or expert by expert."""
+    """Bytes of the experts of mixtures: divided like the linear layers, or expert by expert."""
     expert_rows: int = 0
     rest: int = 0
     """Norms, biases, routers: every device that has the block has them, in 16 bits."""
@@ -40,19 +40,19 @@ class Weights:
 
     blocks: tuple[Block, ...]
     words: int = 0
-    """Of the table of words, which the first device of a pipeline has; 16 bits, divided by tensor parallelism."""
+    """Bytes of the word embeddings, on the first device of a pipeline; 16 bits, divided by tensor parallelism."""
     head: int = 0
-    """Of the output layer of a language model, which the last device has, just so."""
+    """Bytes of the output layer of a language model, on the last device of a pipeline; 16 bits, divided too."""
     tied: bool = False
     """Whether that is the table of words."""
     tables: int = 0
-    """Of other tables, such as positions: the first device has them, and all that share its layers."""
+    """Bytes of other tables, such as positions: on the first device of a pipeline, replicated under tensor parallelism."""
     entries: int = 0
     """Numbers in a row of every table, which is what a token reads."""
     before: int = 0
     """Norms and patches before the blocks."""
     behind: int = 0
-    """Norms, poolers, classifiers behind the blocks."""
+    """Norms, poolers, classifiers after the blocks."""
 
     @property
     def whole(self) -> Block:

@@ -38,7 +38,7 @@ Judgements = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Collection:
-    """What a folder holds."""
+    """The contents of a folder."""
 
     folder: Path
     """Where."""
@@ -81,7 +81,7 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
     )
     queries = _texts(_file(folder / QUERIES), limit, prompts.query, titles=False)
     documents = _texts(_file(folder / CORPUS), limit, prompts.document, titles=True)
-    files = {split: _found(folder / QRELS / f"{split}.tsv") for split in SPLITS}
+    files = {split: _existing(folder / QRELS / f"{split}.tsv") for split in SPLITS}
     if files["test"] is None and files["dev"] is None:
         raise InputError(
             f"{folder / QRELS}", "no test.tsv and no dev.tsv", "judgements are needed to measure the results", "add one of them"
@@ -96,7 +96,7 @@ def read_candidates(read: Collection, split: str, config: DataConfig) -> dict[st
     Raises:
         InputError: A row is wrong, or an id is unknown; the line names file and line.
     """
-    file = _found(read.folder / CANDIDATES / f"{split}.tsv")
+    file = _existing(read.folder / CANDIDATES / f"{split}.tsv")
     if file is None:
         return {}
     table = Table(file, ("query-id", "corpus-id", "score"), limit=Limit(config.max_expanded_gb, "data.max_expanded_gb"), quoting="none")
@@ -128,13 +128,13 @@ def _check_ids(query: str, document: str, queries: Mapping[str, str], documents:
             raise InputError(place, f"{column} {shown(name)} is no _id of {where}", remedy="correct it or remove the line")
 
 
-def _found(path: Path) -> Path | None:
+def _existing(path: Path) -> Path | None:
     """Returns the path of a file, or of its compressed form; None where there is neither."""
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.exists()), None)
 
 
 def _file(path: Path) -> Path:
-    found = _found(path)
+    found = _existing(path)
     if found is None:
         raise InputError(
             f"{path}", f"no such file, and no {path.name}.gz", f"a folder in BEIR's layout has {CORPUS}, {QUERIES} and {QRELS}/"

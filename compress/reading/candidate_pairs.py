@@ -61,11 +61,11 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
             f"no {final}.tsv, and no {final}.tsv.gz",
             f"{task} reads there what a first search found: query-id, corpus-id, score",
         )
-    evaluation = _asked(read, final, found[final], config.candidates or FIRST, set())
+    evaluation = _ranked(read, final, found[final], config.candidates or FIRST, set())
     seen = {row[0] for row in evaluation.rows if isinstance(row, tuple)}
     selection = train = None
     if final == "test" and found.get("dev"):
-        selection = _asked(read, "dev", found["dev"], config.candidates or FIRST, seen)
+        selection = _ranked(read, "dev", found["dev"], config.candidates or FIRST, seen)
         seen |= {row[0] for row in selection.rows if isinstance(row, tuple)}
     if found.get("train"):
         train = _judged_lists(read, found["train"], config.candidates or FIRST, seen)
@@ -86,13 +86,13 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
     return Data(train, selection, evaluation, SCORE)
 
 
-def _asked(read: Collection, split: str, found: Found, count: int, seen: set[str]) -> Split:
+def _ranked(read: Collection, split: str, candidate_ids: Found, count: int, seen: set[str]) -> Split:
     """Returns the judged queries of a split, with other texts than those seen, and the first candidates of each."""
     known: dict[str, dict[str, int]] = {}
     for (query, document), grade in read.judgements[split].items():
         if read.queries[query] not in seen:
             known.setdefault(query, {})[document] = grade
-    lonely = [query for query in known if not found.get(query)]
+    lonely = [query for query in known if not candidate_ids.get(query)]
     if lonely:
         raise InputError(
             f"{read.folder / CANDIDATES}",
@@ -102,21 +102,21 @@ def _asked(read: Collection, split: str, found: Found, count: int, seen: set[str
     rows: list[Row] = []
     numbers, grades = [], []
     for number, (query, judged) in enumerate(known.items()):
-        for document in found[query][:count]:
+        for document in candidate_ids[query][:count]:
             rows.append((read.queries[query], read.documents[document]))
             numbers.append(number)
             grades.append(judged.get(document, 0))
     return Split(rows, candidates.labels_of(numbers, grades, [list(judged.values()) for judged in known.values()]))
 
 
-def _judged_lists(read: Collection, found: Found, count: int, seen: set[str]) -> Split | None:
+def _judged_lists(read: Collection, candidates: Found, count: int, seen: set[str]) -> Split | None:
     """Returns a list for each relevant document of train; None without a query that was not seen."""
     judged: dict[str, dict[str, int]] = {}
     for (query, document), grade in read.judgements["train"].items():
         if read.queries[query] not in seen:
             judged.setdefault(query, {})[document] = grade
     chooser = WrongCandidates((document for grades in judged.values() for document, grade in grades.items() if grade > 0), WRONG)
-    lists = [(query, names) for query, grades in judged.items() for names in chooser.lists(grades, found.get(query, [])[:count])]
+    lists = [(query, names) for query, grades in judged.items() for names in chooser.lists(grades, candidates.get(query, [])[:count])]
     rows: list[Row] = [(read.queries[query], read.documents[name]) for query, names in lists for name in names]
     grades_of = [[judged[query].get(name, 0) for name in names] for query, names in lists]
     return _numbered(rows, grades_of, [list(judged[query].values()) for query, _ in lists]) if rows else None
@@ -139,7 +139,7 @@ def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def _opening_lists(parts: Sequence[tuple[str, str]]) -> Split:
-    """Returns each first sentence with its own rest, and with the rests of the documents behind it."""
+    """Returns each first sentence with its own rest, and with the rests of the documents after it."""
     wrong = min(WRONG, len(parts) - 1)
     rows: list[Row] = [
         (first, parts[(number + step) % len(parts)][1]) for number, (first, _) in enumerate(parts) for step in range(wrong + 1)
@@ -148,7 +148,7 @@ def _opening_lists(parts: Sequence[tuple[str, str]]) -> Split:
 
 
 def _opening_choices(parts: Sequence[tuple[str, str]]) -> Split:
-    """Returns each first sentence with the rests of as many documents as there are choices; where its own stands among them changes."""
+    """Returns each first sentence with the rests of as many documents as there are choices; its own rest takes changing positions."""
     rows: list[Row] = []
     numbers, grades = [], []
     choices = min(CHOICES, len(parts))

@@ -27,16 +27,16 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class FileKind:
-    """What files a modality is made of."""
+    """The files of a modality."""
 
     one: str
-    """What one is called."""
+    """Name of one file of the modality, for messages."""
     endings: tuple[str, ...]
-    """What their names end with."""
+    """Endings of their names."""
     an: str
     """The same with its article."""
     named: str
-    """What is allowed, for messages."""
+    """Allowed files, for messages."""
     most_bytes: int
     """The largest one."""
     check: Callable[[bytes], object]

@@ -49,19 +49,19 @@ class _Members:
         return self.source.place(self.rows[index])
 
 
-def are_vectors(sources: Sequence[Labelled], count: int | None, given: bool | None) -> bool:
+def are_vectors(sources: Sequence[Labelled], count: int | None, setting: bool | None) -> bool:
     """Returns whether the cells are vectors with a 0 or 1 for each label, rather than lists of labels.
 
     Args:
         sources: The files of all splits.
-        count: How many labels there are; None if the data alone know.
-        given: What the recipe says; None: nothing.
+        count: Number of labels; None if only the data determine it.
+        setting: What the recipe says; None: nothing.
 
     Raises:
         InputError: Both are possible, or neither; a line names file and line.
     """
-    if given is not None:
-        return given
+    if setting is not None:
+        return setting
     found = [_verdict(source, count) for source in sources]
     if "vectors" in found and "lists" in found:
         one, other = (sources[found.index(verdict)] for verdict in ("vectors", "lists"))
@@ -79,7 +79,7 @@ def are_vectors(sources: Sequence[Labelled], count: int | None, given: bool | No
 
 
 def _verdict(source: Labelled, count: int | None) -> Verdict:
-    """Returns what the cells of a source are; raises where they look like vectors and are none."""
+    """Returns the form of a source's cells; raises if they look like vectors but are not."""
     cells = [_split(cell, source, row) for row, cell in enumerate(source.labels)]
     bits = [[_bit(member) for member in cell] for cell in cells]
     if not any(cells):

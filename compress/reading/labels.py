@@ -1,6 +1,6 @@
 """Converts the labels in files to class ids or values.
 
-Class labels are compared as text: 1, 1.0 and "1" are the same, and so are names that differ in spaces or case alone, where no two classes
+Class labels are compared as text: 1, 1.0 and "1" are the same, and so are names that differ only in spaces or case, where no two classes
 do (`compress.reading.same_name`). The class names come from the model (its id2label) if it has them, else from the train split, sorted
 (numerically if all are integers). What a label means:
 
@@ -130,7 +130,7 @@ def own_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
 
 
 def matched_by_place(sources: Sequence[Labelled], names: tuple[str, ...]) -> str:
-    """Returns which classes of a split match the model's by their place alone, in words; empty where their names are the same."""
+    """Describes the classes of a split that match the model's only by their place; empty if their names are the same."""
     return next((words for source in sources if source.label_names and (words := by_place(source.label_names, names))), "")
 
 
@@ -200,7 +200,7 @@ def _ids(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) 
     def id_of(label: object) -> int:
         text = text_of(label)
         if isinstance(label, str) and label != text and label in named.exact:
-            return by_name(label)  # names that differ in outer spaces alone
+            return by_name(label)  # names that differ only in outer spaces
         if text not in known:
             known[text] = by_number[text] if own and text in by_number else by_name(text)
             if known[text] == NONE:

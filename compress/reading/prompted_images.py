@@ -1,10 +1,10 @@
-"""Images with classes, for models that find images by words: each class is described by texts made of its name.
+"""Images with classes, for zero-shot classification: each class is described by texts made of its name.
 
     selection, evaluation   x_1 ... x_n, t_11, t_12, ...    every image, and every class in every template
     train                   x_1, t_1, x_2, t_2, ...         pairs: every image with its class in one of the templates, which take turns
 
-Templates hold `{}` where the name goes; underscores of a name become spaces. Rows were divided into splits before: the texts come from
-the recipe and no secret.
+Templates hold `{}` where the name goes; underscores of a name become spaces. Rows are split before this: the texts come
+from the recipe and leak nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foundation.labels import zero_shot
 from foundation.standalone.preprocess import Row
 
 TEMPLATES = ("a photo of a {}",)
-"""What is said of a class where the recipe does not say."""
+"""Default prompt template of a class."""
 MOST_PAIRS = 2**24
 
 
@@ -61,7 +61,7 @@ def _judged(split: Split, texts: Sequence[Sequence[str]]) -> Split:
 
 
 def _pairs(split: Split, texts: Sequence[Sequence[str]]) -> Split:
-    """Returns every image with a text about its class behind it."""
+    """Returns every image with a text about its class after it."""
     rows: list[Row] = []
     seen = [0] * len(texts)
     for image, label in zip(split.rows, split.labels.array.tolist(), strict=True):

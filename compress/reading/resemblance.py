@@ -1,7 +1,7 @@
-"""Whether selection rows look like the evaluation rows: choices made on rows of another kind may not hold.
+"""Checks whether selection rows resemble evaluation rows: choices made on different rows may not transfer.
 
-Selection rows that nobody gave are train rows. Where those are of another kind than the test split (phrases against whole sentences, as in
-SST-2), a small model can win on them and lose where it counts. Lengths show that without a look at labels.
+Without a selection split, selection rows are train rows. If these differ from the test split (phrases against whole sentences, as in
+SST-2), a small model can win on them and lose on the test split. Lengths show such a difference without labels.
 """
 
 from __future__ import annotations

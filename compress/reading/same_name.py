@@ -1,4 +1,4 @@
-"""Which id a label has: names of a model and of data are the same where they differ in spaces, case, or how Unicode composes them alone.
+"""Maps labels to ids: names of a model and of data are equal if they differ only in spaces, case, or Unicode composition.
 
 Names that are equal then stay apart, and are matched letter by letter.
 """
@@ -40,7 +40,7 @@ class SameName:
 
 
 def merged(every: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the names of several files, each by id, as one list: the names of the first, and behind them what only others have."""
+    """Returns the names of several files, each by id, as one list: the names of the first, and after them what only others have."""
     found: dict[str, str] = {}
     for names in every:
         same = SameName(names)
@@ -52,7 +52,7 @@ def merged(every: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 def order_of(own: tuple[str, ...], names: tuple[str, ...], where: str, origin: str) -> list[int]:
     """Returns the ids that the classes of a file have among other names.
 
-    They are matched by name; by place only where the names do not contradict it: none of them stands at another place.
+    They are matched by name; by place only where the names do not contradict it: none of them is at another place.
 
     Args:
         own: Names by id, as the file numbers them.

@@ -44,7 +44,7 @@ class _Read:
     splits: dict[str, Split]
     """Pairs of texts, and for labels the number of each row, float64 `[n]`."""
     kinds: Mapping[str, Kind]
-    """What each split holds."""
+    """Contents of each split."""
     scores: np.ndarray
     """Score of each row by its number, float32; 0 without one."""
     negatives: list[tuple[str, ...]]
@@ -83,7 +83,7 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
     if train != judged and bool(np.isin(data.selection.labels.array, read.splits["train"].labels.array).any()):
         raise _needs_both(where, train, judged)
     low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)
-    log(f"data: each text is a row of its own; {_told(train, low, high, read.groups(data.train, config.negatives))}")
+    log(f"data: each text is a row of its own; {_in_words(train, low, high, read.groups(data.train, config.negatives))}")
     return replace(
         data,
         train=_scored(data.train, read, low, high, where) if train == "pairs with scores" else _grouped(data.train, read, config, where),
@@ -102,7 +102,7 @@ def _task_of(kind: Kind) -> str:
     return tasks_with(lambda row: row.needs_pairs and row.needs_negatives == (kind == "triplets"))
 
 
-def _told(train: Kind, low: float, high: float, groups: Sequence[tuple[str, ...]]) -> str:
+def _in_words(train: Kind, low: float, high: float, groups: Sequence[tuple[str, ...]]) -> str:
     if train == "pairs with scores":
         return f"the rows of train are pairs, their scores {low:g} to {high:g} are scaled to 0 to 1"
     most = max(map(len, groups))
@@ -112,13 +112,13 @@ def _told(train: Kind, low: float, high: float, groups: Sequence[tuple[str, ...]
     return f"the rows of train are {train}{several}{rest}"
 
 
-def _margins(found: Sequence[Source]) -> list[tuple[float, ...]]:
+def _margins(sources: Sequence[Source]) -> list[tuple[float, ...]]:
     """Returns the margins of the rows of a split; empty ones without."""
-    for source in found:
-        if bool(source.margins) != bool(found[0].margins):
-            names = (source, found[0]) if source.margins else (found[0], source)
+    for source in sources:
+        if bool(source.margins) != bool(sources[0].margins):
+            names = (source, sources[0]) if source.margins else (sources[0], source)
             raise InputError(f"{names[0].name}", f"margins, and {names[1].name} has none", "all files of a split need the same columns")
-    return [margins for source in found for margins in source.margins or [()] * len(source.rows)]
+    return [margins for source in sources for margins in source.margins or [()] * len(source.rows)]
 
 
 def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
@@ -147,20 +147,22 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
     return _Read(splits, kinds, np.concatenate(scores), negatives, margins)
 
 
-def _kind_of(found: Sequence[Source]) -> Kind:
+def _kind_of(sources: Sequence[Source]) -> Kind:
     """Returns the contents of all files of a split."""
-    kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in found]
-    for source, kind in zip(found, kinds, strict=True):
+    kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in sources]
+    for source, kind in zip(sources, kinds, strict=True):
         if kind != kinds[0]:
-            raise InputError(f"{source.name}", f"{kind}, and {found[0].name} has {kinds[0]}", "all files of a split need the same columns")
+            raise InputError(
+                f"{source.name}", f"{kind}, and {sources[0].name} has {kinds[0]}", "all files of a split need the same columns"
+            )
     return kinds[0]
 
 
-def _check_triplets(found: Sequence[Source]) -> None:
+def _check_triplets(sources: Sequence[Source]) -> None:
     """Raises if a row names one text as positive and as negative."""
     both = [
         source.place(index)
-        for source in found
+        for source in sources
         for index, (row, negatives) in enumerate(zip(source.rows, source.negatives, strict=False))
         if isinstance(row, tuple) and row[1] in negatives
     ]

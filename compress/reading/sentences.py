@@ -28,7 +28,7 @@ _DOCUMENT = "-DOCSTART-"
 
 
 class Tagged(NamedTuple):
-    """What is known about the words of a sentence."""
+    """The words of a sentence, and their tags."""
 
     words: int
     spans: list[Span]
@@ -77,7 +77,7 @@ def sentence_of(words: Any, tags: Any, names: tuple[str, ...], place: str) -> tu
         words: The words, a list.
         tags: The tag of each word: its name, or its place in `names`.
         names: Names of the tags, as a data set numbers them; () if it does not.
-        place: Where the sentence stands, for messages.
+        place: Place of the sentence, for messages.
 
     Raises:
         InputError: They are no lists of words and tags, or not equally long.

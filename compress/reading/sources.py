@@ -35,7 +35,7 @@ from foundation.standalone.preprocess import Row
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
 HEADED, QUOTED = (".csv", ".tsv", ".txt"), (".tsv", ".txt")
-"""Files whose first line names the columns, and those in which quotes may be part of the text."""
+"""Endings of files whose first line names the columns, and of files whose quotes may be part of the text."""
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
@@ -54,15 +54,15 @@ class Source:
     places: list[Any] = field(default_factory=list)
     """Line or row number of each row, or its complete place as text."""
     unit: str = "row"
-    """What a number in `places` counts: line or row."""
+    """Unit of the numbers in `places`: line or row."""
     label_names: tuple[str, ...] = ()
     """Class names by id, as given by the data set."""
     negatives: list[tuple[str, ...]] = field(default_factory=list)
     """Negatives of each triplet, one or several; its first two texts are the row. Else empty."""
     margins: list[tuple[float, ...]] = field(default_factory=list)
-    """Margin of each negative of each row, for triplets to train on whose data give them; else empty."""
+    """Margin of each negative of each row, if the train triplets have margins; else empty."""
     documents: list[int] = field(default_factory=list)
-    """Number of the document of each row, counted in this file; empty where the format does not say."""
+    """Number of the document of each row, counted in this file; empty if the format has no documents."""
     scored: bool = True
     """Whether pairs have labels; False for pairs without scores and for triplets."""
 
@@ -150,10 +150,10 @@ def _check_no_arrow(folder: Path) -> None:
         )
 
 
-def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:
+def _read_all(paths: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:
     problems: list[Problem] = []
     sources: Sources = {}
-    for split, files in found.items():
+    for split, files in paths.items():
         for path, entry in files:
             try:
                 sources.setdefault(split, []).append(_read_file(path, entry, config, task, split))
@@ -165,7 +165,7 @@ def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: Da
 
 
 def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Path]]:
-    """Finds line-aligned text files of each split by name, such as train.en.gz and train.de.gz; returns what their names have in common."""
+    """Finds line-aligned text files of each split by name, such as train.en.gz and train.de.gz; returns the stems of their names."""
     if not TASKS[task].encoder_decoder:
         return {}
     columns = config.columns.wanted(task)
@@ -240,7 +240,7 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
 
 
 def _table(path: Path, columns: tuple[Column, ...], entry: FileConfig, config: DataConfig) -> Table:
-    """Returns how a file is read: what it does not say itself, `data` says, which is of its files with headers or quotes alone."""
+    """Returns how a file is read. Its own settings come first, then `data.header` and `data.quoting`, for the formats that have them."""
     ending = tables.suffix(path)
     header = entry.header if entry.header is not None else config.header or ending not in HEADED
     quoting = entry.quoting if entry.quoting is not None or ending not in QUOTED else config.quoting
@@ -261,26 +261,26 @@ def check_table_keys(config: DataConfig, files: Iterable[Path] = ()) -> None:
         raise InputError.of(problems)
 
 
-def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
-    """Returns the columns of pairs by their keys, without the key of the scores where nobody named it and the data have none.
+def scored_or_not(columns: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
+    """Returns the columns of pairs by their keys; without the scores if the recipe does not name them and the data have none.
 
     Args:
-        given: What the recipe says.
+        columns: Columns in the recipe.
         task: The task.
-        split: The split; margins are read to train on alone.
+        split: The split; margins are read only for training.
         available: Returns the names of the columns of the data.
 
     Raises:
         InputError: Margins are given without negatives.
     """
-    named = _without_margins(given.named(task), split)
-    if given.label is None and "label" in named and named["label"] not in available():
+    named = _without_margins(columns.named(task), split)
+    if columns.label is None and "label" in named and named["label"] not in available():
         del named["label"]
     return named
 
 
 def _without_margins(named: Mapping[str, Column], split: str) -> dict[str, Column]:
-    """Returns columns by their keys, margins among them only where they are trained on; raises if there they have no negatives."""
+    """Returns columns by their keys, with margins only for the train split; raises if margins come without negatives."""
     margins = [key for key in named if key.startswith("margin")]
     if split != "train":
         return {key: column for key, column in named.items() if key not in margins}
@@ -294,17 +294,17 @@ def _limit(config: DataConfig) -> Limit:
     return Limit(config.max_expanded_gb, "data.max_expanded_gb")
 
 
-def _one_split(found: Sources, path: Path, split: str) -> Source:
+def _one_split(sources: Sources, path: Path, split: str) -> Source:
     """Returns the only split of an archive, or the requested one if there are several."""
-    if len(found) == 1:
-        return next(iter(found.values()))[0]
-    if split not in found:
+    if len(sources) == 1:
+        return next(iter(sources.values()))[0]
+    if split not in sources:
         raise InputError(
             f"data.files.{split}",
-            f"{path}: has {', '.join(found)} but no {split}",
+            f"{path}: has {', '.join(sources)} but no {split}",
             remedy=f"give an archive with one split, or with {split}",
         )
-    return found[split][0]
+    return sources[split][0]
 
 
 def _read_files(path: Path, config: DataConfig, task: Task) -> Sources:
@@ -313,9 +313,9 @@ def _read_files(path: Path, config: DataConfig, task: Task) -> Sources:
     return _by_split(read_files(path, kind, _limit(config)), str(path), kind)
 
 
-def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sources:
+def _by_split(files: Iterable[LabelledFile], name: str, kind: FileKind) -> Sources:
     sources: Sources = {}
-    for file in found:
+    for file in files:
         split = SPLITS.get(file.split or "train")
         if split is None:
             raise InputError(f"{file.place}", f"{file.split!r} is not a split", f"allowed above the class folders: {', '.join(SPLITS)}")
@@ -434,7 +434,7 @@ def _number(value: Any) -> float:
 
 
 def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
-    """Returns the row that the cells of a table stand for: a text, a pair of texts, or an encoded image or sound.
+    """Turns the cells of a table into a row: a text, a pair of texts, or an encoded image or sound.
 
     Args:
         contents: One text, two, or one file.
@@ -443,7 +443,7 @@ def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
         place: File and line, for the message.
 
     Raises:
-        InputError: A cell is no text, or no file that can be decoded.
+        InputError: A cell is not text, or not a file that can be decoded.
     """
     if modality in KINDS:
         return _file(contents[0], KINDS[modality], folder, place)
@@ -481,7 +481,7 @@ def _check_file(data: bytes, kind: FileKind, place: str) -> None:
 
 
 def _check_task(name: str, task: Task, modality: str | None = None) -> str:
-    """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
+    """Returns the modality of a task; raises an `InputError` if its rows are not files, or of another modality."""
     facts = TASKS[task]
     given = facts.modality
     if facts.captioned:

@@ -3,7 +3,7 @@
     {"data": [{"paragraphs": [{"context": TEXT, "qas": [{"question": TEXT, "answers": [{"text": TEXT, "answer_start": 0}]}]}]}]}
 
 Tables have a row for each question: question, context, and the answers as on the Hub, {"text": [TEXT, ...], "answer_start": [0, ...]}, or
-as a list as above. Each answer stands in the context at the character `answer_start`; a question without one has none. White space before
+as a list as above. Each answer occurs in the context at the character `answer_start`; a question without one has none. White space before
 a question is dropped, as the example of Transformers does.
 """
 
@@ -61,10 +61,10 @@ def _list(value: object, key: str, where: str) -> list[Any]:
     return found
 
 
-def _entry(asked: object, key: str, table: Table, number: int) -> object:
-    if not isinstance(asked, dict) or key not in asked:
+def _entry(entry: object, key: str, table: Table, number: int) -> object:
+    if not isinstance(entry, dict) or key not in entry:
         raise InputError(f"{table.path} question {number}", f"no {key!r}", "a question of SQuAD has question and answers")
-    return asked[key]
+    return entry[key]
 
 
 def question_of(cells: Cells, place: str) -> tuple[tuple[str, str], tuple[Gold, ...]]:
@@ -75,7 +75,7 @@ def question_of(cells: Cells, place: str) -> tuple[tuple[str, str], tuple[Gold, 
         place: File and number, for messages.
 
     Raises:
-        InputError: A cell has another form, or an answer does not stand in the context where it says.
+        InputError: A cell has another form, or an answer does not occur in the context at its `answer_start`.
     """
     question, context, answers = cells
     for name, text in (("question", question), ("context", context)):

@@ -3,7 +3,7 @@
 Tags keep the names and ids of a model, or of a data set that numbers them; else they are O, and B and I of each kind of entity of the train
 split, by name. A model without B, or with E and S, gets its own tags.
 
-Words behind `data.max_length` tokens are cut off: nothing is learned from them, and they count as O. The log says how many there are.
+Words after `data.max_length` tokens are cut off: nothing is learned from them, and they count as O. The log says how many there are.
 """
 
 from __future__ import annotations

@@ -72,10 +72,10 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
     return replace(data, tokenizer=trained)
 
 
-def documents(found: Sequence[Any]) -> list[str]:
+def documents(sources: Sequence[Any]) -> list[str]:
     """Returns the documents of sources: one per row, or one per source if all of its non-empty rows end with a line feed."""
     texts: list[str] = []
-    for source in found:
+    for source in sources:
         rows = [row for row in source.rows if row]
         texts += ["".join(rows)] if all(row.endswith("\n") for row in rows) else rows
     return texts

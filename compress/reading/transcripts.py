@@ -1,6 +1,6 @@
 """Data for speech-recognition: sounds with the texts that are spoken in them (`foundation.labels.transcripts`).
 
-The vocabulary comes from the model, or for a new head from the characters of the train split behind the blank, the token for unknown
+The vocabulary comes from the model, or for a new head from the characters of the train split after the blank, the token for unknown
 characters and the one between words. White space of any kind and length is one space. If a model writes in capitals or in small letters
 alone, texts are brought to that case.
 
@@ -26,7 +26,7 @@ from foundation.standalone.response import DELIMITER
 
 MOST_UNKNOWN = 0.5
 MOST_CHARACTERS = 100_000
-"""Of one text."""
+"""Most characters of one text."""
 Log = Callable[[str], None]
 
 
@@ -74,7 +74,7 @@ def _texts(sources: Sequence[Source]) -> list[tuple[str, str]]:
 
 
 def _in_case(texts: dict[str, list[tuple[str, str]]], names: Sequence[str], log: Log) -> dict[str, list[tuple[str, str]]]:
-    """Returns the texts in the case of a vocabulary that has one alone."""
+    """Returns the texts in the case of a vocabulary with only one case."""
     letters = [name for name in names if len(name) == 1 and name.lower() != name.upper()]
     for change, word in ((str.upper, "capitals"), (str.lower, "small letters")):
         if letters and all(change(name) == name for name in letters):

@@ -1,8 +1,8 @@
 """Training rows of classifiers that read long texts in windows: the text of every window is a row, with the label of its text.
 
 Texts are divided into splits first, so that all windows of a text are in one split. Evaluation and selection rows stay whole: they have one
-answer each, which is put together from the answers of their windows (`foundation.standalone.windows.merged`). So do the rows that a server
-is sent.
+answer each, pooled from the answers of their windows (`foundation.standalone.windows.merged`). Rows that are sent to a
+server stay whole too.
 
     text of a window   the characters of its tokens; tokenized on its own it may differ by a token where it begins within a word
 """
@@ -26,13 +26,13 @@ Log = Callable[[str], None]
 
 
 def in_windows(data: Data, config: DataConfig, tokenizer: str | None, log: Log) -> Data:
-    """Returns the data with the windows of training rows in place of these.
+    """Returns the data with each training row replaced by its windows.
 
     Args:
         data: Single texts with class ids, or sets of them.
         config: The data section.
         tokenizer: Hub id or folder of a tokenizer (or of a model); None: the data's.
-        log: Receives how many windows there are.
+        log: Receives the number of windows.
 
     Raises:
         InputError: Rows are pairs, there is no tokenizer, or windows share as many tokens as they have.
@@ -58,7 +58,7 @@ def in_windows(data: Data, config: DataConfig, tokenizer: str | None, log: Log) 
 
 
 def _divided(split: Split, engine: Any) -> tuple[list[int], list[Any]]:
-    """Returns for each window the index of its text, and its own text."""
+    """Returns the index of the text of each window, and the window's text."""
     owners: list[int] = []
     texts: list[Any] = []
     for start in range(0, len(split), CHUNK):

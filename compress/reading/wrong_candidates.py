@@ -1,8 +1,8 @@
-"""What stands next to a relevant document in a list that a reranker learns from: documents that are not relevant to the query.
+"""Chooses the irrelevant documents of the lists that a reranker learns from, next to each relevant document.
 
 They are chosen so that nothing but reading both texts shows what is right:
 
-    near    A relevant document that the first search found stands next to wrong ones that it found, evenly spread over the candidates; one
+    near    A relevant document that the first search found is next to wrong ones that it found, evenly spread over the candidates; one
             that it missed next to others that it missed. If all wrong documents are near, a model learns that what is near is wrong.
     known   Wrong documents are relevant to other queries, as far as there are such. A model learns documents by heart that are never right:
             on Cranfield the order by how often a document was right in train has an NDCG@10 of 0.10 on the queries of dev, where the
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class WrongCandidates:
-    """Chooses what stands next to relevant documents.
+    """Chooses the irrelevant documents next to relevant ones.
 
     Args:
         known: Ids of the documents that are relevant to a query of train.
-        most: How many stand next to a relevant one.
+        most: Irrelevant documents for each relevant one.
     """
 
     def __init__(self, known: Iterable[str], most: int) -> None:
@@ -34,15 +34,15 @@ class WrongCandidates:
         self.places = {document: place for place, document in enumerate(self.known)}
         self.most, self.missed = most, 0
 
-    def lists(self, grades: Mapping[str, int], found: Sequence[str]) -> list[list[str]]:
-        """Returns for each relevant document of a query the document and what stands next to it.
+    def lists(self, grades: Mapping[str, int], candidates: Sequence[str]) -> list[list[str]]:
+        """Returns a list for each relevant document of a query: the document and its irrelevant ones.
 
         Args:
             grades: Grades of the documents that were judged for the query; above 0: relevant.
-            found: The candidates of the query, the best first.
+            candidates: The candidates of the query, the best first.
         """
-        near, right = set(found), [document for document, grade in grades.items() if grade > 0]
-        wrong = [document for document in found if not grades.get(document)]
+        near, right = set(candidates), [document for document, grade in grades.items() if grade > 0]
+        wrong = [document for document in candidates if not grades.get(document)]
         first, second = ([document for document in wrong if (document in self.places) == known] for known in (True, False))
         made = []
         for number, document in enumerate(right):

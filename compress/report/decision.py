@@ -26,7 +26,7 @@ from foundation.measure.metrics import METRICS
 NOTABLE = 2.0
 """A metric that loses more than this many times what the judged one does is named next to it."""
 SMALLEST = 0.005
-"""Loss below which no other metric is worth a remark."""
+"""Smallest loss of another metric that is worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a run serves, and the figures of it."""
+    """The served configuration of a run, and its figures."""
 
     served: Served | None
-    """What is served; None in reports that do not say, where it is the last variant in the first engine."""
+    """The served configuration; None in older reports, which serve the last variant in the first engine."""
     variant: Variant
     """The variant that is served; an empty one where the run has none."""
     is_baseline: bool
@@ -62,9 +62,9 @@ class Decision:
     accuracy: Mapping[str, Accuracy]
     """The metric of exactly what is served by backend."""
     drops: Mapping[str, Drop]
-    """What it lost in each of these."""
+    """Its loss in each of these backends."""
     cost: Figure
-    """What the metric lost; positive is a loss."""
+    """Loss of the metric; positive is a loss."""
     others: tuple[Change, ...]
     """The other metrics of the task, as far as both ends are known."""
     speedup: Figure
@@ -72,13 +72,13 @@ class Decision:
     rows: Mapping[Shape, Latency]
     """Latency rows of what is served, by shape; the objects of the report itself."""
     size_bytes: int | None
-    """What its engine loads."""
+    """Bytes of the files that its engine loads."""
     baseline_bytes: int | None
     """The same of the baseline in the first engine of the target."""
     goals: tuple[Goal, ...]
     """The goals, as in report.json."""
     findings: tuple[Goal, ...]
-    """What is judged although no goal asks for it."""
+    """Judgements without a goal in the recipe."""
     reason: str | None
     """Why this is served, in one line; None in reports that do not say."""
     ranking: tuple[Ranked, ...]
@@ -147,17 +147,17 @@ def _named(figures: Metrics) -> dict[str, float]:
     return {name: value for name, value in figures.items() if isinstance(value, float)}
 
 
-def _reason(told: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal, ...]) -> str | None:
+def _reason(reason: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal, ...]) -> str | None:
     """Returns why this is served. Configurations are ranked by their engines; what was judged later, such as behind the server, counts."""
     missed = list(dict.fromkeys(str(goal.goal) for goal in judged if goal.met is False))
     if not ranking:
-        return told
+        return reason
     own = ranking[0].missed
     later = [name for name in missed if name not in own]
     fine = sum(not one.missed for one in ranking)
     if own:
-        told = f"no configuration meets every goal; this one misses {', '.join(own)}, and none that is faster misses fewer"
-        return told + (f"; the run also misses {', '.join(later)}" if later else "")
+        reason = f"no configuration meets every goal; this one misses {', '.join(own)}, and none that is faster misses fewer"
+        return reason + (f"; the run also misses {', '.join(later)}" if later else "")
     among = f"{_which(ranking)} of the {fine} configurations" if fine < len(ranking) else f"{_which(ranking)} of {fine} configurations"
     of = f", of {len(ranking)}" if fine < len(ranking) else ""
     if not judged:
@@ -170,7 +170,7 @@ def _reason(told: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal, .
 
 
 def _which(ranking: tuple[Ranked, ...]) -> str:
-    """Returns how the first configuration was chosen from those that miss as few goals."""
+    """Explains how the first configuration was chosen among those that miss equally few goals."""
     times = [one.time_ms for one in ranking if len(one.missed) == len(ranking[0].missed) and one.time_ms]
     mine = ranking[0].time_ms
     if not times or not mine or mine <= min(times):

@@ -240,7 +240,7 @@ class Report:
 
     @cached_property
     def decision(self) -> Decision:
-        """What is served, and every figure that it is judged on."""
+        """The served configuration, and every figure that it is judged on."""
         from compress.report.decision import decision_of
 
         return decision_of(self.contents)

@@ -60,7 +60,7 @@ class Evaluation:
 
 
 class Stored(NamedTuple):
-    """Where the predictions of one variant in one backend lie; see `Evaluation`."""
+    """The predictions of one variant in one backend; see `Evaluation`."""
 
     variant: str
     backend: str
@@ -157,7 +157,7 @@ def _evaluations(run: Run) -> Iterator[Evaluation]:
 
 
 def stored(run: Run) -> Iterator[Stored]:
-    """Yields where the predictions of every variant lie, in the order torch, engines, server; of each engine only its recommended mode."""
+    """Yields the predictions of every variant, in the order torch, engines, server; of each engine only its recommended mode."""
     built, made = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
         yield Stored(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])

@@ -1,4 +1,4 @@
-"""What every figure of the report means: one table, from which the explanations on the page and a section of the reference are made.
+"""The meaning of every figure of the report: one table, from which the page's explanations and a section of the reference are made.
 
 `term_of` finds the entry of a label, such as the name of a column. Labels that vary from run to run name their entry in the template:
 `data-term="KEY"`.
@@ -16,7 +16,7 @@ class Term(NamedTuple):
     """One entry."""
 
     key: str
-    """What templates and anchors call it by."""
+    """Key for templates and anchors."""
     name: str
     """Its title."""
     meaning: str
@@ -31,8 +31,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "interval",
             "95 % interval",
-            "Where the value would lie in 95 of 100 cases if other rows of the same kind were drawn: how sure it is. It is drawn from the "
-            "evaluation rows by the bootstrap, or by the jackknife where rows share texts. More rows make it narrower.",
+            "Range in which the value would probably lie if other rows of the same kind were drawn: how certain it is. It is computed over "
+            "the evaluation rows by the bootstrap, or by the jackknife where rows share texts. More rows make it narrower.",
             ("interval",),
         ),
         Term(
@@ -42,7 +42,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "since what makes a row hard is hard for both.",
             ("change, 95 % interval", "paired 95 % bootstrap interval"),
         ),
-        Term("n", "n", "How many rows (tokens, for language models) or timed samples a figure is made of."),
+        Term("n", "n", "Number of rows (tokens, for language models) or timed samples behind a figure."),
         Term(
             "change",
             "Change",
@@ -59,8 +59,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "backend",
             "Backend",
-            "What computed the answers: torch, an engine in a process of its own, or the real Triton server. A cell holds the metric "
-            "in it, its interval, and the change against the baseline in torch.",
+            "What computed the answers: torch, an engine in a separate process, or the real Triton server. A cell holds the metric in this "
+            "backend, its interval, and the change against the baseline in torch.",
             ("Triton", *(facts.title for facts in ENGINES.values())),
         ),
         Term("accuracy", "accuracy", "Share of the rows (tokens, images) whose answer is right."),
@@ -71,8 +71,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "Harmonic mean of precision and recall: of class 1 where there are two classes, else the plain mean over all classes.",
             ("F1",),
         ),
-        Term("precision_of_class", "Precision", "Of the rows that were given this class, the share that belongs to it."),
-        Term("recall_of_class", "Recall", "Of the rows that belong to this class, the share that was given it."),
+        Term("precision_of_class", "Precision", "Of the rows predicted as this class, the share that belongs to it."),
+        Term("recall_of_class", "Recall", "Of the rows that belong to this class, the share that is predicted as it."),
         Term(
             "matthews",
             "matthews",
@@ -80,45 +80,46 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         ),
         Term("micro_f1", "micro_f1", "F1 over all pairs of a row and a label together: frequent labels count most."),
         Term("macro_f1", "macro_f1", "Plain mean of the F1 of every label: rare labels count as much as frequent ones."),
-        Term("exact_match", "exact_match", "Share of the rows whose labels are all right, and no other."),
+        Term("exact_match", "exact_match", "Share of the rows whose predicted set of labels is exactly right."),
         Term("entity_f1", "entity_f1", "F1 of whole entities: type, first and last word all have to be right."),
-        Term("entity_precision", "entity_precision", "Of the entities that were found, the share that is right."),
-        Term("entity_recall", "entity_recall", "Of the true entities, the share that was found."),
+        Term("entity_precision", "entity_precision", "Of the predicted entities, the share that is right."),
+        Term("entity_recall", "entity_recall", "Of the true entities, the share that is predicted."),
         Term("answer_f1", "answer_f1", "Mean F1 of the words of an answer and of the nearest true answer, as SQuAD counts it."),
-        Term("answer_exact_match", "answer_exact_match", "Share of the questions with a true answer, apart from articles and signs."),
+        Term("answer_exact_match", "answer_exact_match", "Share of the questions answered exactly, ignoring articles and punctuation."),
         Term("has_answer_f1", "has_answer_f1", "answer_f1 of the questions that have an answer."),
-        Term("no_answer_f1", "no_answer_f1", "Share of the questions without an answer that were given none."),
-        Term("wer", "wer", "Word error rate: words to replace, insert or delete, divided by the words that were spoken. Less is better."),
+        Term("no_answer_f1", "no_answer_f1", "Of the questions without an answer, the share that the model leaves unanswered."),
+        Term("wer", "wer", "Word error rate: words to replace, insert or delete, divided by the words that were spoken. Lower is better."),
         Term("cer", "cer", "Character error rate: the same for characters."),
         Term("pearson", "pearson", "Linear correlation of predicted and true values; 1 is perfect."),
         Term("spearman", "spearman", "Correlation of the ranks of predicted and true values: whether the order is right."),
         Term(
             "perplexity",
             "perplexity",
-            "Exponential of the mean loss of the next token: among how many equally likely tokens the model would choose. Less is better.",
+            "Exponential of the mean loss of the next token. A perplexity of 20: as uncertain as a choice among 20 equally likely "
+            "tokens. Lower is better.",
         ),
         Term("ndcg", "NDCG@10", "Whether relevant documents come first among the first ten; 1 is the best order there is.", ("ndcg@10",)),
         Term("mrr", "MRR@10", "Mean of 1 / place of the first relevant document, among the first ten.", ("mrr@10", "map")),
-        Term("recall_at", "recall@k", "Share of what is relevant that stands among the first k results."),
+        Term("recall_at", "recall@k", "Share of the relevant documents that are among the first k results."),
         Term(
             "chance",
             "Majority baseline",
-            "What a model gets that always gives the most frequent class, or otherwise knows nothing. A model that is no better than this "
-            "has learned nothing that the metric shows.",
+            "The score of a model that always predicts the most frequent class, or ignores its input in another way. A model that is no "
+            "better has learned nothing that the metric shows.",
         ),
         Term("support", "Rows of a class", "How many evaluation rows (entities) belong to the class."),
         Term("other_metric", "Other metrics", "Every metric of the task in every backend; goals refer to the primary one."),
         Term(
             "first_ten",
             "First 10 in common",
-            "Share of the ten nearest texts or documents that the float vectors of the baseline find too.",
+            "Share of the ten nearest texts or documents that the float vectors of the baseline retrieve too.",
         ),
         Term("stored", "Stored as", "How an index keeps the numbers of a vector: float32, a byte each (int8), or a bit each (binary)."),
         Term("vector_bytes", "Bytes", "Bytes of one stored vector."),
         Term(
             "flip",
             "Flipped rows",
-            "Rows whose answer is another one than in the step before: right to wrong, wrong to right, or wrong to wrong.",
+            "Rows whose answer differs from the step before: right to wrong, wrong to right, or wrong to another wrong one.",
         ),
     ),
     "Data": (
@@ -126,11 +127,11 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "split_selection",
             "Selection",
-            "Rows for every decision on the way: which epoch, threshold or scheme is kept. Never trained on.",
+            "Rows for every decision before the final figures: which epoch, threshold or scheme to keep. Never trained on.",
             ("selection",),
         ),
         Term("split_evaluation", "Evaluation", "Rows for the figures of this report only; no decision depends on them.", ("evaluation",)),
-        Term("split_rows", "Rows of a split", "How many rows the split holds after those were left out that it shares with another split."),
+        Term("split_rows", "Rows of a split", "Number of rows of the split, without rows that it shares with another split."),
         Term(
             "truncated",
             "Truncated",
@@ -161,7 +162,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term("threads", "Threads of each", "Threads that each process computes with."),
         Term("largest_batch", "Largest batch", "Most rows that the server merges into one call of the engine."),
         Term("waits", "Waits, ms", "How long a request may wait for others to form a batch with."),
-        Term("against_recipe", "against the recipe", "Rows per second divided by those with the settings of the recipe."),
+        Term("against_recipe", "against the recipe", "Rows per second divided by the rows per second with the recipe's settings."),
         Term("rounds", "Rounds", "Rounds of the search that the settings survived; each round measures three times as long."),
         Term("goals_missed", "Goals missed", "Goals of the recipe that this configuration would miss."),
     ),
@@ -186,8 +187,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "bandwidth",
             "Bandwidth",
-            "Share of the speed at which this machine reads memory that one stream uses. Near 100 % memory is the limit, and only fewer "
-            "bytes make it faster.",
+            "Share of this machine's memory bandwidth that one stream uses. Near 100 % memory is the bottleneck: only fewer bytes make it "
+            "faster.",
         ),
         Term("weight_bytes", "Weights", "Bytes of weights that are read for each token."),
         Term("cache_bytes", "Cache per token", "Bytes of the keys and values that each token adds to the cache."),
@@ -203,9 +204,9 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             ("Same tokens",),
         ),
         Term("same_answer", "Same answer", "Answers that are the same to the last token."),
-        Term("first_other", "First other token", "At which token an answer begins to differ: the median of the answers that do."),
-        Term("bleu", "BLEU", "Overlap of runs of one to four words with the reference translations, 0 to 100."),
-        Term("chrf", "chrF", "Overlap of runs of characters with the reference translations, 0 to 100."),
+        Term("first_other", "First other token", "Position of the first token that differs: the median over the answers that differ."),
+        Term("bleu", "BLEU", "Overlap of n-grams of one to four words with the reference translations, 0 to 100."),
+        Term("chrf", "chrF", "Overlap of character n-grams with the reference translations, 0 to 100."),
         Term("accepted", "Accepted", "Proposed tokens that the model would have chosen itself."),
         Term("tokens_per_step", "Tokens per step", "Tokens that one pass of the model yields; 1 without proposals."),
         Term(
@@ -231,7 +232,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "Peak resident memory of the process, with its libraries. For a server: the sum over its processes.",
             ("Peak memory", "Memory of the engine", "Memory of the server"),
         ),
-        Term("stage_time", "Time", "Wall time of the step in the run that made it.", ("Took",)),
+        Term("stage_time", "Time", "Wall time of the step, in the run that computed it.", ("Took",)),
     ),
     "Integers": (
         Term(
@@ -272,11 +273,12 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "codes",
             "Int8 codes by layer",
-            "Integers that the engine computed and that torch predicts bit by bit; a few may differ by one where a value lies between two.",
+            "Integers of the engine, compared with the integers that torch predicts; a few may differ by one where a value is close to a "
+            "rounding boundary.",
         ),
     ),
     "Pruning and sparsity": (
-        Term("kept_units", "Kept", "Heads, neurons or experts of each block that are left, of those before."),
+        Term("kept_units", "Kept", "Heads, neurons or experts of each block that remain, out of the number before."),
         Term("predicted_ms", "Predicted ms", "Latency that the table of measured blocks predicts."),
         Term("measured_ms", "Measured ms", "Median latency that was measured."),
         Term("prediction_error", "Prediction error", "Predicted divided by measured latency, minus one."),
@@ -284,13 +286,13 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term("cost_kept", "Cost kept", "Share of the multiply-accumulates (parameters, milliseconds) that is left after the step."),
         Term("steps", "Steps", "Updates of the weights."),
         Term("loss_by_epoch", "Loss by epoch", "Mean training loss of each epoch."),
-        Term("loss_terms", "Loss terms, last epoch", "The parts that the loss is a weighted sum of."),
+        Term("loss_terms", "Loss terms, last epoch", "The terms whose weighted sum is the loss."),
         Term("selection_score", "Selection score", "The primary metric on the selection rows, by which the best epoch was kept."),
         Term("expert_load", "Expert load", "Share of the tokens of a block that are routed to each expert."),
         Term("zero_weights", "Zero weights", "Share of the weights of the layer that are exactly zero."),
         Term("zero_blocks", "All-zero blocks", "Share of the blocks of weights that are zero throughout."),
         Term("zero_outputs", "All-zero outputs", "Outputs of the layer without a nonzero weight: they can be removed."),
-        Term("group_quantile", "Quantile", "Root mean square of the weights of a group; the median group stands at 50 %."),
+        Term("group_quantile", "Quantile", "Root mean square of the weights of a group; the median group is at 50 %."),
         Term("zero_inputs", "All-zero inputs", "Inputs of the layer without a nonzero weight."),
     ),
     "Training profiles": (
@@ -301,7 +303,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "utilisation",
             "Model FLOPs utilisation",
-            "Operations that the model needs, divided by those that the device could have done in that time in one large product.",
+            "FLOPs that the model needs, divided by the FLOPs that the device does in the same time in one large matrix product.",
         ),
         Term("communication", "Communication", "Share of a step that processes spend exchanging gradients and weights."),
     ),
@@ -309,18 +311,18 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "no_difference",
             "Better or worse",
-            "Better or worse where the paired interval of the change lies on one side of 0. Where it holds 0, the rows show no difference.",
+            "Better or worse if the paired interval of the change lies on one side of 0. If it contains 0, the rows show no difference.",
         ),
         Term(
             "fronts",
             "On the front",
-            "Own: no configuration of the same run is both faster and at least as good at this shape. Joint: none of any run is, by times "
-            "that were not measured in turns.",
+            "Own: no configuration of the same run is both faster and at least as good at this shape. Joint: no configuration of any run "
+            "is; times of different runs were not measured in turns.",
         ),
     ),
     "Search": (
-        Term("rows_searched", "Candidates", "Settings that came to this step of the search."),
-        Term("dropped", "Dropped", "Candidates that went no further: others were better in every objective."),
+        Term("rows_searched", "Candidates", "Settings that reached this step of the search."),
+        Term("dropped", "Dropped", "Candidates that were not promoted: others were better in every objective."),
         Term("importance", "Importance", "Share of the differences between candidates that the knob explains (fANOVA)."),
     ),
 }

@@ -13,7 +13,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
 
     max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
-    max_latency_ms of the engine, or of requests to the server where the goal says so; both stand next to the verdict
+    max_latency_ms of the engine, or of requests to the server if the goal says so; both are shown next to the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`foundation.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
@@ -57,7 +57,7 @@ class Figure:
     low: float | None = None
     high: float | None = None
     judged: bool = True
-    """Whether a limit on it says anything."""
+    """Whether a limit on it is meaningful."""
     busy: bool = False
     """Whether other work on the machine spoiled the measurement."""
 
@@ -86,7 +86,7 @@ def judge(goals: Goals, report: Contents) -> list[Goal]:
 
 
 def findings(goals: Goals, report: Contents) -> list[Goal]:
-    """Returns what the report shows in the form of goals although the recipe sets none: `int8_faster`, where the recipe does not say."""
+    """Returns the findings that the report shows like goals: `int8_faster`, unless the recipe sets that goal."""
     return _int8_faster(report) if goals.int8_faster is None else []
 
 
@@ -112,7 +112,7 @@ def last_variant(report: Contents) -> Variant:
 
 
 def served_variant(report: Contents) -> Variant:
-    """Returns the variant that is served; the last one in reports that do not say."""
+    """Returns the served variant; the last one in reports that do not record it."""
     name = None if report.served is None else report.served.variant
     return next((variant for variant in report.variants if variant.id == name), last_variant(report))
 
@@ -123,7 +123,7 @@ def baseline(report: Contents) -> Variant:
 
 
 def served_engine(report: Contents) -> str | None:
-    """Returns the engine that goals are judged on; in reports that do not say what is served the first of the target, else the first
+    """Returns the engine that goals judge; in reports without a served configuration the first of the target, else the first
     measured one other than torch."""
     if report.served is not None:
         return report.served.engine
@@ -168,7 +168,7 @@ def accuracy(report: Contents) -> Accuracy:
 
 
 def served_drops(report: Contents) -> Mapping[str, Drop]:
-    """Returns what the served model lost by backend; in its engines it is the loss of exactly what is served."""
+    """Returns the loss of the served model by backend; in engines it is the loss of exactly the served configuration."""
     return {**served_variant(report).drops, **({} if report.served is None else report.served.drops)}
 
 
@@ -198,8 +198,8 @@ def drop(report: Contents) -> Figure:
 
 
 def chance_drop(report: Contents) -> tuple[float | None, str]:
-    """Returns what a model that knows nothing loses against the baseline in the primary metric, and both figures in words; None in reports
-    that do not say."""
+    """Returns the loss of a model that ignores its input against the baseline in the primary metric, and both figures in words; None in
+    reports that do not say."""
     value, metric = before(report).value, report.metric
     known = known_metric(metric.name)
     if value is None or metric.chance is None or known is None:
@@ -209,7 +209,7 @@ def chance_drop(report: Contents) -> tuple[float | None, str]:
 
 
 def chance_bleu(report: Contents) -> tuple[float | None, str]:
-    """Returns what answers that do not depend on their source lose in BLEU against the baseline, and both figures in words."""
+    """Returns the BLEU loss of answers that do not depend on their source against the baseline, and both figures in words."""
     worth = _answered(report)[1]
     if worth is None or worth.bleu_chance is None:
         return None, ""
@@ -290,7 +290,7 @@ def _too_few(row: Latency | Limit, goal: LatencyGoal) -> str:
 
 
 def _latency_goal(report: Contents, goal: LatencyGoal) -> Goal:
-    """Judges a limit on latency where it says; both figures stand next to the verdict."""
+    """Judges a limit on latency in the engine or the server; both figures are shown next to the verdict."""
     found = {"engine": latency(report, goal), "server": server_latency(report, goal)}
     judged = _at_most("max_latency_ms", goal.value, found[goal.at])
     return judged.with_(judged_at=goal.at, engine_ms=found["engine"].value, server_ms=found["server"].value)
@@ -317,7 +317,7 @@ def throughput(report: Contents) -> Figure:
 
 
 def bleu_drop(report: Contents) -> Figure:
-    """Returns what the last variant loses in BLEU against the float baseline, in points, in the first engine that answers."""
+    """Returns the BLEU loss of the last variant against the float baseline, in points, in the first engine that answers."""
     engine, worth = _answered(report)
     if worth is None:
         return Figure(reason="no engine answered the evaluation sources")
@@ -384,7 +384,7 @@ def _measured(variant: Variant, engine: str | None) -> list[Latency]:
 
 
 def _on_gpu(row: Latency) -> bool:
-    """Whether torch ran on a GPU, where it has fused kernels for halves; on a CPU it is no rival of the engines."""
+    """Whether torch ran on a GPU, where it has fused 16-bit kernels; on a CPU it does not compete with the engines."""
     return row.engine == REFERENCE and row.device == "cuda"
 
 
@@ -423,11 +423,11 @@ def _blame(variant: Variant, cpu_features: Sequence[str] | None) -> str:
     return f"not faster than float{machine}; layers that ran in float: {named}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
 
 
-def _telling(figure: Figure, limit: float | None, least: float | None, told: str) -> Figure:
-    """Returns a loss that is not judged where a model that knows nothing, which loses `least`, keeps within the limit."""
+def _telling(figure: Figure, limit: float | None, least: float | None, reason: str) -> Figure:
+    """Returns a loss that is not judged if a model that ignores its input, which loses `least`, meets the limit."""
     if figure.value is None or limit is None or least is None or least > limit + ROUNDING:
         return figure
-    return replace(figure, judged=False, reason=f"{told}: it would meet the goal too")
+    return replace(figure, judged=False, reason=f"{reason}: it would meet the goal too")
 
 
 def _steady(figure: Figure, *rows: Latency) -> Figure:

@@ -1,6 +1,6 @@
 """Completes a page: every figure gets its explanation, and every cell of a table the name of its column.
 
-Templates write plain tables. This pass reads the finished HTML and adds what would otherwise stand in every one of their cells:
+Templates write plain tables. This pass reads the finished HTML and adds what every cell would have to repeat:
 
     th, dt, dfn   whose text has an entry in the glossary become a button that shows the explanation (a popover: no script; by mouse,
                   keyboard and touch)
@@ -214,7 +214,7 @@ class _Reader(HTMLParser):
         return f"{passed}{start}{name}{contents}</{element.tag}>"
 
     def _repeated(self, table: _Table) -> str:
-        """Returns the cells of rows above that stand at the next columns too; they show in cards alone."""
+        """Returns the cells of rows above that span the next columns too; only cards show them."""
         found = ""
         while table.place in table.shared:
             left, cell = table.shared.pop(table.place)

@@ -35,14 +35,14 @@ from compress.report.view import View, plain
 from foundation.labels.tasks import TASKS
 
 SERVED = "served"
-"""Row of a table that is of what is served, whichever variant that is."""
+"""Name of a table's row for the served model, whichever variant that is."""
 
 
 def render(report: Contents) -> str:
     """Returns the page of a report.
 
     Args:
-        report: Of any version; what it does not have is said to be not measured.
+        report: A report of any version; figures that it lacks are shown as not measured.
 
     Returns:
         One self-contained HTML document.
@@ -153,7 +153,7 @@ def _figures(decision: Decision) -> list[View]:
 
 
 def _integers(variant: Variant) -> View:
-    """Returns the tile of the int8 products, or of the integer weights of a model that multiplies them in float alone."""
+    """Returns the tile of the int8 products, or of the integer weights of a model that multiplies only floats."""
     share, all_share, weights = variant.int8_share, variant.int8_share_all, variant.integer_weights
     if share == 0 and weights:
         return _tile("Integer weights", weights, phrases.share(weights), "of all weights; multiplied by float activations", None)
@@ -184,7 +184,7 @@ def _goal(goal: Goal, metric: str | None) -> View:
 
 
 def _sizes(report: Contents, decision: Decision) -> list[View]:
-    """Returns the sizes of what is served, first, and of every variant in its first engine."""
+    """Returns the sizes of the served model, first, and of every variant in its first engine."""
     rows = [(variant.id, phrases.built_in(variant), variant) for variant in report.variants]
     if decision.served is not None:
         served = decision.variant.with_(size_bytes=decision.size_bytes)

@@ -1,6 +1,6 @@
 """How the report writes numbers, goals and its one-sentence verdict.
 
-Every formatting function accepts None and returns `not measured`. A docstring says so where the caller adds the unit.
+Every formatting function accepts None and returns `not measured`. Its docstring says if the caller adds the unit.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
 
 
 def rows(cell: Accuracy) -> str:
-    """Returns how many rows a figure is of: `800`, `800 in 4 groups` where these are too few for an interval, `800, 12 of the rows trained
-    on`."""
+    """Returns the number of rows behind a figure: `800`, `800 in 4 groups` if these are too few for an interval, or `800, 12 of the rows
+    trained on`."""
     drawn = f" in {cell.groups} groups" if cell.groups is not None and cell.low is None else ""
     return f"{'unknown' if cell.n is None else cell.n}{drawn}" + (f", {cell.in_train} of the rows trained on" if cell.in_train else "")
 
 
 def is_error(metric: str | None) -> bool:
-    """Whether less of a metric is better, and its drop a difference: error rates."""
+    """Whether a metric is an error rate: lower is better, and a change is a difference."""
     known = known_metric(metric)
     return known is not None and not known.higher_is_better and not known.relative
 
@@ -86,7 +86,7 @@ def change(drop: float | None, metric: str | None) -> str | None:
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns the interval of a change, given the interval of the drop: ends and signs swap, except for metrics of which less is better."""
+    """Returns the interval of a change from the interval of the drop: ends and signs swap, except for metrics that are better if lower."""
     if low is None or high is None:
         return None
     if goals.is_relative(metric):
@@ -102,7 +102,7 @@ def _signed(drop: float, metric: str | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Returns a number with its sign and two digits behind the point."""
+    """Returns a number with its sign and two digits after the point."""
     return f"{MINUS if round(value, 2) < 0 else '+'}{abs(value):.2f}"
 
 
@@ -141,8 +141,8 @@ def count(value: float | None) -> str:
 
 
 def tokens_left(shares: Sequence[float]) -> str:
-    """Returns which shares of the tokens of a row stay behind the blocks, one for each, of which the last one says nothing."""
-    return f"of the tokens of a row {', '.join(f'{100 * share:.3g} %' for share in shares[:-1])} behind the blocks but the last"
+    """Describes the shares of a row's tokens that remain after each block; the share after the last block has no effect."""
+    return f"{', '.join(f'{100 * share:.3g} %' for share in shares[:-1])} of a row's tokens remain after each block but the last"
 
 
 def duration(seconds: float | None) -> str:
@@ -158,7 +158,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(written: str | None) -> str | None:
-    """Returns a time in ISO 8601 for reading, `2026-11-27 19:50 UTC`; other texts as they are."""
+    """Formats an ISO 8601 time for readers, `2026-11-27 19:50 UTC`; returns other texts unchanged."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\dZ", written or "")
     return f"{found[1]} {found[2]} UTC" if found else written
 
@@ -232,7 +232,7 @@ def _points(value: float, metric: str | None) -> str:
 
 
 def verdict(decision: Decision) -> list[tuple[str, bool]]:
-    """Returns the outcome in one sentence: the speed-up, the size and the accuracy loss, and another metric that lost far more.
+    """Returns the outcome in one sentence: speed-up, size and accuracy loss, and any other metric that lost far more.
 
     Returns:
         The parts of the sentence, each with whether it is printed bold.
@@ -254,7 +254,7 @@ def verdict(decision: Decision) -> list[tuple[str, bool]]:
 
 
 def moved(change: Change) -> str:
-    """Returns both ends of a metric, and what it changed by: `87.71 % -> 85.16 % (change -2.55 pt)`."""
+    """Returns a metric before and after, with its change: `87.71 % -> 85.16 % (change -2.55 pt)`."""
     ends = " -> ".join(figure(value, change.metric) for value in (change.before, change.after))
     return f"{ends} (change {_changed(change.lost, change.metric)})"
 
@@ -294,7 +294,7 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
 
 
 def built_in(variant: Variant) -> str:
-    """Returns in which engine and precision the sizes and shares of a variant are; empty where it was not exported."""
+    """Returns the engine and precision behind the sizes and shares of a variant; empty if it was not exported."""
     return f"{variant.precision or 'unknown precision'} on {engine_name(variant.engine)}" if variant.engine else ""
 
 
@@ -324,7 +324,7 @@ def place(at: str | None) -> str | None:
 
 
 def trust_in(low: float | None, high: float | None, busy: bool) -> str:
-    """Returns the note behind a speed-up: that the machine was busy, or else its 95 % interval; empty where neither is known."""
+    """Returns the note after a speed-up: that the machine was busy, or else its 95 % interval; empty if neither is known."""
     if busy:
-        return "machine busy: not to be relied on"
+        return "machine busy: unreliable"
     return "" if low is None or high is None else f"95 % {ratio(low)} to {ratio(high)}"

@@ -71,7 +71,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> Contents:
                 Problem(f"{folder}", "no report is written from damaged files", remedy="`compress run` makes what is damaged again"),
             ]
         )
-    report = collect(run, _kept_warnings(folder) if warnings is None else list(warnings))
+    report = collect(run, _stored_warnings(folder) if warnings is None else list(warnings))
     html = page.render(report)
     digest = hashlib.sha256(html.encode("utf-8")).hexdigest()
     report = report.with_(integrity=report.integrity.with_(page_sha256=digest))
@@ -346,7 +346,7 @@ def _commands(run: Run) -> list[str]:
     ]
 
 
-def _kept_warnings(folder: Path) -> list[str]:
+def _stored_warnings(folder: Path) -> list[str]:
     try:
         return list(document.read(Contents, folder / FILE).warnings)
     except artifact.DamagedArtifact:  # written again now

@@ -1,4 +1,4 @@
-"""What is served, and why: the block `served` of report.json, on which goals are judged.
+"""The served configuration, and why it is served: the block `served` of report.json, by which goals are judged.
 
 Where configurations compete, `foundation.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
 the first engine of the target, in its recommended mode. In both cases the metric belongs to exactly this configuration, in its engine and

@@ -4,7 +4,7 @@
     binary    code = 1 where the number is positive, else 0; similarity = share of equal bits, which ranks as the cosine of -1 and 1 does
 
 One s for all numbers: an integer product of codes then ranks like the product of the vectors they stand for, so that an index computes with
-integers alone. Queries are coded as documents are. Known refinements are left out: a scale for each number, and scoring the first hits
+only integers. Queries are coded as documents are. Known refinements are left out: a scale for each number, and scoring the first hits
 again with the float query (https://arxiv.org/abs/2106.00882), which gain accuracy for more work of the index.
 
 Codes come as float32 here, -1 and 1 for bits, so that every metric of vectors measures codes too.

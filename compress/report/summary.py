@@ -100,7 +100,7 @@ def _open_goals(judged: Sequence[Goal], metric: str | None) -> Iterator[str]:
 
 
 def _unmet(goal: Goal, metric: str | None) -> str:
-    """Returns what was measured of a goal or finding that does not hold, and why."""
+    """Returns the measured value of a missed goal or a failed finding, and the reason."""
     where, both = f" ({phrases.place(goal.at)})" if goal.at else "", phrases.both_latencies(goal)
     measured = f"measured {phrases.goal_value(goal, metric)}{where}{f'; {both}' if both else ''}"
     return f"{phrases.goal_name(goal, metric)}; {measured}{f'; {goal.reason}' if goal.reason else ''}"

@@ -41,10 +41,10 @@ def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Ar
     if team.is_first:
         list_artifact(folder, destination.name)
     with holding(folder, destination.name, context.progress.log) if team.is_first else nullcontext():
-        return _found_or_made(step, state, context, destination, key, inputs, force)
+        return _load_or_run(step, state, context, destination, key, inputs, force)
 
 
-def _found_or_made(
+def _load_or_run(
     step: Stage, state: RunState, context: Context, destination: Path, key: str, inputs: Mapping[str, object], force: bool
 ) -> tuple[Artifact, bool, float]:
     """Does what `advance` says.

@@ -9,8 +9,8 @@ T_k(m) is the least cost with k buckets, of which the last is l_m = max_length. 
 of the least with at most `most` buckets: every bucket costs memory, and time at the start of a server.
 
 Costs are measured at a few lengths (`measured_at`). No row costs more than a longer one, so the cost of a length is at most what was
-measured at any longer one: one slow sample on a busy machine raises no other length, and is itself put right. Between the lengths the cost
-is interpolated linearly.
+measured at any longer one. One slow sample on a busy machine therefore raises no other length, and is itself corrected. Between the
+lengths the cost is interpolated linearly.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def choose(rows: Sequence[int], measured: Mapping[int, float], max_length: int, 
     below = np.searchsorted(np.sort(np.minimum(rows, max_length)), lengths, side="right")
     totals, before = [below * price], []
     for _ in range(1, min(most, len(lengths))):
-        # [i, j]: the bucket before j is i; only i < j is one
+        # [i, j]: the bucket before j is i; only i < j is allowed
         table = totals[-1][:, None] + (below[None, :] - below[:, None]) * price[None, :]
         table[np.tril_indices(len(lengths))] = np.inf
         before.append(table.argmin(axis=0))
@@ -95,7 +95,7 @@ def choose(rows: Sequence[int], measured: Mapping[int, float], max_length: int, 
 
 
 def most_buckets(memory_bytes: int, size_bytes: int, batch_sizes: Sequence[int]) -> int:
-    """Returns how many buckets fit into memory, at least 1: each is compiled for each batch size, and every time holds the weights.
+    """Returns how many buckets fit into memory, at least 1: each is compiled for each batch size, and each network holds the weights.
 
     Args:
         memory_bytes: Memory that all compiled networks may take.

@@ -18,7 +18,7 @@ from foundation.stage.stage import Stage
 DEPENDS_ON = "depends_on"
 """The entry of a manifest with everything that the artifact depends on."""
 INHERITED = frozenset({"parent", "teachers", "checkpoints"})
-"""What differs because an earlier step does."""
+"""Inputs that differ because an earlier step does."""
 MOST_DIFFERENCES = 3
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -96,7 +96,7 @@ def explain_miss(step: Stage, stages: Path, wanted: Mapping[str, object]) -> str
     found = others[nearest]
     if not found or any(difference.path.partition(".")[0] in INHERITED for difference in found):
         return None
-    told = [_told(difference) for difference in found[:MOST_DIFFERENCES]]
+    told = [_in_words(difference) for difference in found[:MOST_DIFFERENCES]]
     told += [f"and {len(found) - MOST_DIFFERENCES} more"] if len(found) > MOST_DIFFERENCES else []
     return f"unlike {nearest}: {'; '.join(told)}"
 
@@ -112,7 +112,7 @@ def _others(step: Stage, stages: Path) -> Iterator[tuple[str, Mapping[str, objec
             yield folder.name, known.manifest["depends_on"]
 
 
-def _told(difference: Difference) -> str:
+def _in_words(difference: Difference) -> str:
     """Returns a difference in words, such as `config.epochs 5, was 3`."""
     before, now = (value if isinstance(value, str) else shown(value) for value in (difference.before, difference.now))
     contents = DIGEST.fullmatch(before) and DIGEST.fullmatch(now)

@@ -1,8 +1,8 @@
 """The step `buckets`, before the export, where the recipe says `target.buckets: auto`: chooses the lengths that rows are padded to.
 
 It measures the model in the first engine of the target at a few lengths, in the largest batch, and takes the buckets with the least total
-time for the lengths of the evaluation rows (`compress.run.buckets`). Their labels are not looked at, and accuracy does not depend on
-padding. The evaluation rows and not the training rows, since they are what is served like: SST-2 trains on phrases and serves sentences.
+time for the lengths of the evaluation rows (`compress.run.buckets`). Their labels are not read, and accuracy does not depend on padding.
+Evaluation rows resemble served rows more than training rows do: SST-2 trains on phrases and serves sentences.
 """
 
 from __future__ import annotations

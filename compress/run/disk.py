@@ -50,7 +50,7 @@ class Sizes:
     int8_parameters: int
     """Number of weights that become int8; 0 without a quantize stage."""
     table_parameters: int
-    """Number of weights in tables that are read by rows alone."""
+    """Number of weights in tables that are only looked up by row."""
     layers: int
     tokenizer_bytes: int
     prediction_bytes: int
@@ -68,7 +68,7 @@ class Sizes:
 
     @property
     def halved_bytes(self) -> int:
-        """What tables in bf16 save."""
+        """Bytes that bf16 tables save."""
         return (FLOAT_BYTES - HALF_BYTES) * self.table_parameters
 
 
@@ -113,7 +113,7 @@ def weight_bytes(variant: Variant, context: Context) -> int:
     """Returns the size in bytes of the weights of a model as an engine loads them, at least: 1 byte where they become int8, 2 in tables of
     embeddings that an engine has in bf16, else 4."""
     sizes = _sizes(variant.config, context, variant.quantizer if variant.stages else None)
-    return sizes.int8_bytes - sizes.halved_bytes * _halves_tables(context)
+    return sizes.int8_bytes - sizes.halved_bytes * _stores_bf16_tables(context)
 
 
 def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | None) -> Sizes:
@@ -167,7 +167,7 @@ def default_builds(variants: Mapping[str, Variant], context: Context) -> list[tu
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
-    halves = _halves_tables(context)
+    halves = _stores_bf16_tables(context)
     if precision == "bf16":  # else it uses the files of fp32
         return (sizes.float_bytes - sizes.halved_bytes) * halves + sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     if precision == "fp16":  # a half graph twice, with attention as nodes and without
@@ -181,7 +181,7 @@ def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
     return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes
 
 
-def _halves_tables(context: Context) -> bool:
+def _stores_bf16_tables(context: Context) -> bool:
     """Whether networks are written whose tables of embeddings are in bf16."""
     return context.facts.reads_text and not context.facts.generates and computes_bf16(context)
 

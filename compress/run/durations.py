@@ -39,7 +39,7 @@ SWEEPS = 200
 OWN, SHARED = 0.3, 0.05
 """How much the calibration weighs against lines, for a part in proportion to its share and for all parts alike."""
 BUSY = 0.5
-"""Other programs that run at one time, from which on a line counts only where there are no others."""
+"""Number of other running programs from which on a record counts only if no better one exists."""
 UNKNOWN = math.log(1.8)
 PRIOR_LINES = 2
 WIDTH = 1.3

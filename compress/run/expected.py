@@ -1,4 +1,4 @@
-"""What the time of a step is made of, and what each part takes on this machine before any run was recorded.
+"""Splits the time of a step into parts, and predicts each part on this machine before any run was recorded.
 
     seconds = sum over parts of  amount * seconds of one
 
@@ -30,7 +30,7 @@ from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
 
 MODES = 1.5
-"""Ways in which an engine is timed, on average: with a float part in 16 bits too, where the processor has it."""
+"""Modes in which an engine is timed, on average: also with a 16-bit float part, where the processor supports it."""
 
 
 def parts_of(

@@ -270,7 +270,7 @@ def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, EngineS
 def in_torch(exported: Artifact, context: Context) -> list[tuple[str, EngineSpec]]:
     """Returns (variant, engine spec) of what is timed in torch: the baseline in fp32, which speed-ups refer to, and in bf16.
 
-    On a GPU also what int8 has to beat there: the float model behind the last variant in fp16 and bf16, eager and compiled, as far as
+    On a GPU also what int8 has to beat there: the float model of the last variant in fp16 and bf16, eager and compiled, as far as
     torch can compile here.
     """
     from export.engines.spec import torch_spec
@@ -285,7 +285,9 @@ def in_torch(exported: Artifact, context: Context) -> list[tuple[str, EngineSpec
     rival = competing(builds, lineage(last, context.checkpoints))[-1]
     compiles = can_compile()
     if not compiles:
-        context.progress.warn("torch compiled is not timed: no C++ compiler is on PATH; install g++, or int8 is held against eager alone")
+        context.progress.warn(
+            "torch compiled is not timed: no C++ compiler is on PATH; install g++, or int8 is compared with eager torch only"
+        )
     for precision in ("fp16", "bf16"):
         for mode in ("eager", *(["compiled"] if compiles else [])):
             job = rival, torch_spec(Checkpoint(context.checkpoints[rival].path), folder, precision, target, mode)

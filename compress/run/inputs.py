@@ -56,7 +56,7 @@ def check_inputs(
 def num_truncated(
     config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Row]
 ) -> int:
-    """Returns how many texts are longer than data.max_length; 0 where texts are divided, or rows are none.
+    """Returns the number of texts longer than data.max_length; 0 if texts are split into windows, or rows are not texts.
 
     Args:
         config: The recipe's model section.
@@ -100,7 +100,7 @@ def mean_share(config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | 
 SAMPLED = 256
 """Rows whose lengths stand for all."""
 _known: dict[str, tuple[tuple[str, ...], Preprocessor]] = {}
-"""What was noted and made, by everything that it depends on: a search checks the same model for every candidate."""
+"""Cached inputs, keyed by everything they depend on: a search checks the same model for every candidate."""
 
 
 def _once(
@@ -162,7 +162,7 @@ def _checked(
 
 
 def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> None:
-    """Builds the preprocessor of a teacher outside the run, which is read where it lies.
+    """Builds the preprocessor of a teacher outside the run, which is read in place.
 
     Args:
         config: Its Transformers config.

@@ -28,7 +28,7 @@ def in_samples(recipe: Recipe) -> Recipe:
     """Returns a recipe whose `data.max_length`, `target.sequence_lengths` and `target.batch_sizes` are right for its task and goals.
 
     Of models that read waveforms they are samples: `data.max_seconds` times the sampling rate, and the lengths that the recipe gives, or
-    that one alone where it gives none. Spectrograms have one size, so that there are no lengths. Other tasks keep theirs.
+    only that one if it gives none. Spectrograms have one size, so that there are no lengths. Other tasks keep theirs.
 
     Shapes that `goals.max_latency_ms` limits are added to the target, so that they are measured.
 
@@ -127,7 +127,8 @@ def _config(recipe: Recipe) -> tuple[Any, Path | None]:
 
 
 def _of_towers(recipe: Recipe) -> Recipe:
-    """Returns a recipe whose target has lengths that the text tower reads: a causal one up to `data.max_length`, others that alone."""
+    """Returns a recipe whose target has lengths that the text tower reads: a causal one up to `data.max_length`, others only that
+    length."""
     longest = recipe.data.max_length
     given = recipe.model.config
     raw = read_json(local(given, "model.config"), "model.config") if isinstance(given, str) else given or {}

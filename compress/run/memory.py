@@ -59,8 +59,8 @@ def memory_of(step: Stage, size: Counts, before: Counts, config: PreTrainedConfi
     if settings is not None:
         rows: int = min(settings.batch_size, getattr(settings, "micro_batch_size", None) or settings.batch_size)
         trained: float = weights * (2.0 + MOMENTS[settings.optimizer.name] + (getattr(settings, "keep", "best") == "best"))
-        return round(base + trained + FLOAT * before.parameters * (step.NAME != "finetune") + rows * _row(size, config, kept=True))
-    batch = BATCH_SIZE * _row(size, config, kept=False)
+        return round(base + trained + FLOAT * before.parameters * (step.NAME != "finetune") + rows * _row(size, config, stored=True))
+    batch = BATCH_SIZE * _row(size, config, stored=False)
     if isinstance(step, Export):
         return round(base + 3 * weights + ENGINE + 3 * weights)
     if isinstance(step, Latency):
@@ -83,7 +83,7 @@ def _training(step: Any) -> Any:
     return getattr(step, "recover", None)
 
 
-def _row(size: Counts, config: PreTrainedConfig, *, kept: bool) -> float:
+def _row(size: Counts, config: PreTrainedConfig, *, stored: bool) -> float:
     """Returns the bytes of the activations of a row."""
     known = sizes_config(config)
     layers, hidden = max(1, getattr(known, "num_hidden_layers", 12)), getattr(known, "hidden_size", 768)
@@ -92,7 +92,7 @@ def _row(size: Counts, config: PreTrainedConfig, *, kept: bool) -> float:
     tokens = max(1.0, size.macs / blocks)
     one = FLOAT * tokens * (7 * hidden + 2.5 * wide)
     logits = FLOAT * tokens * getattr(known, "vocab_size", 0) * 3 if "CausalLM" in str(getattr(config, "architectures", None)) else 0.0
-    return one * (layers if kept else 1) + logits
+    return one * (layers if stored else 1) + logits
 
 
 def engine_count(builds: int, context: Context) -> int:

@@ -1,4 +1,4 @@
-"""What one of each part of a step takes on this machine before any run was recorded (`compress.run.expected` says what the parts are)."""
+"""Time of one unit of each part of a step on this machine, before any run was recorded (`compress.run.expected` lists the parts)."""
 
 from __future__ import annotations
 

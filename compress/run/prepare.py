@@ -112,7 +112,7 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 
 
 def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[str, ...]:
-    """Returns what the import of a recipe's model will note about its tokenizer, one line each.
+    """Returns the notes about the tokenizer that the import of a recipe's model will log, one line each.
 
     Raises:
         InputError: Rows cannot be prepared for the model.
@@ -121,7 +121,7 @@ def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[s
 
 
 def _check_stages(recipe: Recipe, config: PreTrainedConfig, context: Context) -> None:
-    """Lets every stage check its input model and its teacher, before anything runs."""
+    """Runs each stage's checks of its input model and teacher, before anything runs."""
     _check_machine(recipe)
     for stage, given, teacher in checked_with(recipe, config, context):
         stage.check(given, teacher, replace(context, team=stage.team(context.team)))
@@ -151,7 +151,7 @@ def _check_machine(recipe: Recipe) -> None:
     """Checks that the engines that the run times and serves can run on this machine, and that there are lengths to choose buckets for.
 
     Raises:
-        InputError: It is not so, which would be found after all training.
+        InputError: They cannot; without this check the run would fail only after training.
     """
     task, facts = recipe.model.task, recipe.model.facts
     if recipe.target.buckets is not None and (facts.modality != "text" or facts.generates):

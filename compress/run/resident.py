@@ -1,6 +1,6 @@
 """The memory of this process and of all processes that it started, at its peak, sampled while a step runs.
 
-Of other processes the memory that is theirs alone counts, so that libraries that many engines have loaded are not counted many times.
+Of other processes only private memory counts, so that libraries that many engines have loaded are not counted many times.
 """
 
 from __future__ import annotations

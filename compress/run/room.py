@@ -22,7 +22,7 @@ MOST = 1.5
 
 @dataclass(frozen=True)
 class Room:
-    """What the machine has left for a run."""
+    """Free disk and memory for a run."""
 
     disk_bytes: int
     """Free on the file system of the run folder, for this user."""

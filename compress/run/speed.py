@@ -28,14 +28,14 @@ SIZE = 512
 """Rows and columns of the matrices: a row's products in a small encoder are of this size."""
 LOOP = 200_000
 QUIET = 0.5
-"""Running threads for each core, below which a measurement is final."""
+"""Running threads per core below which a measurement is final."""
 BLOCK = 2**24
 """Bytes of a file."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured."""
+    """The measured speed."""
 
     macs_per_s: float
     python_s: float
@@ -56,7 +56,7 @@ def speed(threads: int, measure: Callable[[int], Speed] | None = None, load: Cal
         load: How many threads are running for each core.
     """
     file = cache_folder() / "speed" / f"{_key(threads)}.json"
-    kept, quiet = _kept(file)
+    kept, quiet = _cached(file)
     if kept is not None and (quiet or "torch.nn" not in sys.modules):  # which takes longer to load than this to measure
         return kept
     quiet, found = load() < QUIET, (measure or measured)(threads)
@@ -67,7 +67,7 @@ def speed(threads: int, measure: Callable[[int], Speed] | None = None, load: Cal
     return found
 
 
-def _kept(file: Path) -> tuple[Speed | None, bool]:
+def _cached(file: Path) -> tuple[Speed | None, bool]:
     """Returns the speed in a file, and whether the machine was quiet; (None, False) for one that is absent or damaged."""
     entry = read_cached(file)
     try:

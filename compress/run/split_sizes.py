@@ -1,4 +1,4 @@
-"""What a run has read: rows of each split, how many of them are longer than the model reads, and the longest; `data.json` of the run.
+"""Sizes of the splits of a run: rows, truncated rows and the longest row; `data.json` of the run.
 
 The report is made from the run folder alone, which holds no data set. The file is written when a run finishes, and taken over as long as
 data, tokenizer and length are the same.

@@ -29,24 +29,24 @@ class RunState:
         """Returns the context of a step: with the teachers of the step."""
         return replace(self.context, teachers=teachers_of(step, self.parent, self.context))
 
-    def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
+    def after(self, step: Stage, artifact: Artifact, *, variant: bool) -> RunState:
         """Returns the state after a step.
 
         Args:
             step: The step.
-            made: Its artifact.
+            artifact: Its artifact.
             variant: Whether it is a variant of the report.
         """
         context = self.context
         if isinstance(step, Evaluate):
             assert self.parent is not None, "an evaluation is never the first step"
-            predictions = {**context.predictions, self.parent.id: made.path / made.metrics["predictions"]}
+            predictions = {**context.predictions, self.parent.id: artifact.path / artifact.metrics["predictions"]}
             return replace(self, context=replace(context, predictions=predictions))
-        if made.kind == "latency":
-            return replace(self, context=replace(context, latency=made))
-        if made.kind == "buckets":
-            target = context.target.model_copy(update={"buckets": tuple(made.metrics["buckets"])})
+        if artifact.kind == "latency":
+            return replace(self, context=replace(context, latency=artifact))
+        if artifact.kind == "buckets":
+            target = context.target.model_copy(update={"buckets": tuple(artifact.metrics["buckets"])})
             return replace(self, context=replace(context, target=target))
-        checkpoints = {**context.checkpoints, str(step.id): made} if variant else context.checkpoints
-        exported = made if made.kind == "engine" else context.exported
-        return RunState(replace(context, checkpoints=checkpoints, exported=exported), made)
+        checkpoints = {**context.checkpoints, str(step.id): artifact} if variant else context.checkpoints
+        exported = artifact if artifact.kind == "engine" else context.exported
+        return RunState(replace(context, checkpoints=checkpoints, exported=exported), artifact)

@@ -132,7 +132,7 @@ class Timer:
         self._fast_quantizer().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=silent, data=data), out)
         return out
 
-    def _halves(self, engine: EngineName, precision: str) -> bool:
+    def _may_use_bf16(self, engine: EngineName, precision: str) -> bool:
         """Whether `export` may choose bf16 for the float part of this engine."""
         wanted = is_static_int8(precision) and self.exporter.float_precision != "fp32"
         return wanted and engine_module(engine).computes_bf16()
@@ -168,7 +168,7 @@ class Timer:
             shared=folder,
             precision=precision,
             float_precision="fp32",
-            bf16_float_part=self._halves(engine, precision),
+            bf16_float_part=self._may_use_bf16(engine, precision),
             half_graph=self._half_graph(engine, precision, model, prepared, folder),
             buckets=prepared.buckets,
             target=context.target,

@@ -3,9 +3,9 @@
     runs/first/recipe.lock.yaml     stages: finetune -> stages/finetune-1a2b3c4d
     model.path                      runs/first/stages/finetune-1a2b3c4d
 
-The path is looked up where a recipe is planned or run, and stands in its lock file: the lock file leads to the same weights whatever the
-other run does later, as long as they are there. The cache key holds the digest of the files and neither run, stage nor path, so that a run
-whose folder was moved is found again.
+The path is looked up where a recipe is planned or run, and is written to its lock file: the lock file leads to the same weights whatever
+the other run does later, as long as they are there. The cache key holds the digest of the files and neither run, stage nor path, so that a
+run whose folder was moved is found again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Baseline:
-    """What candidates are compared with."""
+    """The baseline that candidates are compared with."""
 
     checkpoint: Path
     metric: float

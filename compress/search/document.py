@@ -1,7 +1,7 @@
 """The outcome of a search as plain data, `search.json`, and as a page, `search.html`.
 
-`search.json` is the machine interface; keys are only ever added. Figures of `candidates` are of selection rows, those of
-`front[].evaluation` of the evaluation split, with intervals.
+`search.json` is the machine interface; keys are only ever added. Figures of `candidates` are measured on selection rows, figures of
+`front[].evaluation` on the evaluation split, with intervals.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Reports = Mapping[int, Contents]
 """The report of each point of the front on the evaluation split."""
 
 
-def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> Search:
+def write(setup: Setup, study: Study, before: Baseline, front: Front, reports: Reports) -> Search:
     """Writes `search.json` and `search.html`; returns the contents of the former."""
-    contents = Search.model_validate(collect(setup, study, before, found, reports))
+    contents = Search.model_validate(collect(setup, study, before, front, reports))
     write_json(setup.folder / FILE, contents.written())
     write_text(setup.folder / PAGE, page.render(contents))
     return contents
 
 
-def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, object]:
+def collect(setup: Setup, study: Study, before: Baseline, front: Front, reports: Reports) -> dict[str, object]:
     """Returns the outcome of a search as plain data, in the schema of `search.json`."""
     candidates = study.candidates()
     fingerprint = environment.fingerprint()
-    points = [_point(one, setup, reports[one.number]) for one in found.candidates]
-    chosen = next((point for one, point in zip(found.candidates, points, strict=True) if one is found.chosen), None)
+    points = [_point(one, setup, reports[one.number]) for one in front.candidates]
+    chosen = next((point for one, point in zip(front.candidates, points, strict=True) if one is front.chosen), None)
     return {
         "schema": SCHEMA,
         "name": setup.recipe.name,
@@ -59,20 +59,20 @@ def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports:
         "rungs": [{"name": rung.NAME, "about": rung.ABOUT, "left_out": absent} for rung, absent in rungs_of(setup).items()],
         "seconds": round(study.baseline_seconds + sum(one.seconds for one in candidates), 1),
         "baseline": {"metric": before.metric},
-        "candidates": [_candidate(one, found, setup) for one in candidates],
+        "candidates": [_candidate(one, front, setup) for one in candidates],
         "importances": study.importances(),
-        "meets_goals": found.meets,
+        "meets_goals": front.meets,
         "front": points,
-        "recommended": chosen and {**chosen, "reason": why_recommended(found, setup.search.objectives, setup)},
+        "recommended": chosen and {**chosen, "reason": why_recommended(front, setup.search.objectives, setup)},
     }
 
 
 def _knob(knob: Knob) -> dict[str, object]:
-    kind = "range" if isinstance(knob.given, Range) else "choices"
-    return {"path": knob.path, "kind": kind, **knob.given.model_dump(mode="json", exclude_none=True)}
+    kind = "range" if isinstance(knob.domain, Range) else "choices"
+    return {"path": knob.path, "kind": kind, **knob.domain.model_dump(mode="json", exclude_none=True)}
 
 
-def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, object]:
+def _candidate(one: Candidate, front: Front, setup: Setup) -> dict[str, object]:
     """Returns a candidate: its values, what every rung said, and what became of it."""
     full = one.records.get("full", Record())
     return {
@@ -82,7 +82,7 @@ def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, object]:
         "own": one.own,
         "values": dict(one.values),
         "state": one.state,
-        "front": one in found.candidates,
+        "front": one in front.candidates,
         "dropped": None if one.dropped is None else {"rung": one.dropped.rung, "reason": one.dropped.reason},
         "rungs": {name: dict(record) for name, record in one.records.items()},
         "results": full.get("results") if one.results is not None else None,

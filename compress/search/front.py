@@ -2,7 +2,7 @@
 
     a dominates b   <=>   a is at least as good in every objective and better in one
 
-All vectors here are losses, so that smaller is better. The recommended point is chosen by figures of selection rows alone:
+All vectors here are losses, so that smaller is better. The recommended point is chosen only by figures of selection rows:
 
     goals limit the metric                 the least loss in the first objective that is not the metric
     they limit time, size or throughput    the best metric

@@ -1,7 +1,7 @@
 """Successive halving (Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943) on several objectives.
 
-Of n candidates that were judged alike, ceil(keep n) go on: those of the best layers (`compress.search.front`), and of the layer that does
-not fit whole the most isolated. A candidate that stays is therefore never dominated by one that is dropped.
+Of n candidates on one rung, ceil(keep n) are promoted. The best non-dominated layers (`compress.search.front`) come first. If a layer does
+not fit as a whole, its most isolated candidates are taken. So no promoted candidate is dominated by a dropped one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ def survivors(points: Mapping[int, Losses], keep: float) -> list[int]:
 
     Args:
         points: The losses of each candidate, smaller is better.
-        keep: Share that goes on, above 0 and at most 1; at least one does.
+        keep: Share of the candidates to promote, above 0 and at most 1; at least one is promoted.
     """
     return ranked(points)[: math.ceil(keep * len(points) - 1e-9)]

@@ -50,7 +50,7 @@ class Rows(Document):
     selection: int = 0
     """Rows that candidates are judged on."""
     evaluation: int = 0
-    """Rows that the front alone is judged on, once."""
+    """Rows that only the front is judged on, once."""
 
 
 class Knob(Document):
@@ -78,13 +78,13 @@ class Rung(Document):
     name: str = ""
     """A step that candidates are judged in, cheapest first: size, latency, untrained, short or full."""
     about: str = ""
-    """What is done in it."""
+    """Its action, in words."""
     left_out: str | None = None
     """Why it does not apply to this recipe; null where it does."""
 
 
 class Served(Document):
-    """What is served."""
+    """The served configuration."""
 
     variant: str | None = None
     """Id of the variant that is served; all keys are null where no engine was built."""
@@ -114,34 +114,34 @@ class Timed(Document):
 
 
 class Record(Document):
-    """What a rung recorded of a candidate; each rung has keys of its own."""
+    """The record of a rung for a candidate; each rung has keys of its own."""
 
     macs: int | None = None
-    """Of size: predicted multiply-accumulates of the last model."""
+    """Rung size: predicted multiply-accumulates of the last model."""
     parameters: int | None = None
-    """Of size: predicted parameters of the last model."""
+    """Rung size: predicted parameters of the last model."""
     weight_bytes: int | None = None
-    """Of size: predicted bytes of its weights."""
+    """Rung size: predicted bytes of its weights."""
     predicted_seconds: Number | None = None
-    """Of size: predicted seconds of its whole run; null where they cannot be."""
+    """Rung size: predicted seconds of its whole run; null where they cannot be."""
     relative: Number | None = None
-    """Of latency: geometric mean over the shapes of its time / the time of the baseline's shape."""
+    """Rung latency: geometric mean over the shapes of its time / the time of the baseline's shape."""
     shapes: tuple[Timed, ...] = ()
-    """Of latency: the shapes of the target."""
+    """Rung latency: the shapes of the target."""
     metric: Number | None = None
-    """Of untrained and short: the primary metric without training, or after short training, on selection rows, in torch."""
+    """Rungs untrained and short: the primary metric without training, or after short training, on selection rows, in torch."""
     told: bool | None = None
-    """Of untrained: whether that is near enough to the baseline to compare candidates by it."""
+    """Rung untrained: whether this metric is near enough to the baseline to rank candidates by it."""
     results: Objectives = Field(default_factory=dict)
-    """Of full: the figures of `candidates[].results`, also figures that are no objective."""
+    """Rung full: the figures of `candidates[].results`, including figures that are not objectives."""
     phase: Number | None = None
-    """Of full: how many times slower the machine was than when the baseline ran."""
+    """Rung full: how many times slower the machine was than when the baseline ran."""
     excess: dict[Annotated[str, "GOAL"], Number] = Field(default_factory=dict)
-    """Of full: how far it is beyond the limit of a goal; at most 0 where it meets it."""
+    """Rung full: by how much it exceeds the limit of each goal; at most 0 if the goal is met."""
     missed: tuple[str, ...] = ()
-    """Of full: goals that it misses, `int8_faster` left out."""
+    """Rung full: goals that it misses, `int8_faster` left out."""
     served: Served | None = None
-    """Of full: what it serves."""
+    """Rung full: the configuration that it serves."""
     failed: str | None = None
     """Why the step failed; the candidate is dropped. Its other keys are then absent."""
     seconds: Number | None = None
@@ -175,9 +175,9 @@ class Candidate(Document):
     front: bool = False
     """Whether it is on the front."""
     dropped: Dropped | None = None
-    """Where it was dropped; null where it was not."""
+    """Where it was dropped; null if it was not."""
     rungs: dict[Annotated[str, "RUNG"], Record] = Field(default_factory=dict)
-    """What the steps that it came to recorded."""
+    """Records of the rungs that it reached."""
     results: Objectives | None = None
     """`metric`, `latency` (ms), `size` (bytes) and `throughput` (rows per second) of what it would serve, on selection rows, at the speed
     of the machine when the baseline ran; null where it has not finished."""
@@ -210,7 +210,7 @@ class Evaluated(Document):
     metric: MetricInterval = MetricInterval()
     """The primary metric of what is served."""
     drop: Interval = Interval()
-    """What it lost of the primary metric."""
+    """Its loss of the primary metric."""
     speedup: Number | None = None
     """Speed-up over torch, as `min_speedup` is judged by; null where it was not measured."""
 
@@ -233,7 +233,7 @@ class Point(Document):
     evaluation: Evaluated = Evaluated()
     """Its figures on the evaluation split."""
     served: Served = Served()
-    """What it serves."""
+    """Its served configuration."""
     goals: tuple[Goal, ...] = ()
     """The judged goals, as `goals[]` of `report.json`."""
     missed: tuple[str, ...] = ()

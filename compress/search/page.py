@@ -74,7 +74,7 @@ def _sentence(contents: Search) -> str:
 def _figures(contents: Search) -> list[View]:
     chosen, metric = contents.recommended, contents.metric.name
     states = [one.state for one in contents.candidates]
-    tiles = [_tile("Candidates", str(len(states)), f"{states.count('finished')} went all the way, {states.count('dropped')} were dropped")]
+    tiles = [_tile("Candidates", str(len(states)), f"{states.count('finished')} finished, {states.count('dropped')} dropped")]
     tiles += [_tile("Front", str(len(contents.front)), "points, each a recipe to run")]
     if chosen is not None:
         found = chosen.evaluation
@@ -171,7 +171,7 @@ def _candidate(one: Candidate, contents: Search) -> View:
         "name": one.name,
         "own": one.own,
         "values": words(one.values),
-        "told": told,
+        "rungs": told,
         "metric": phrases.figure(results["metric"], metric) if results else "",
         "time": phrases.milliseconds(results["latency"]) if results else "",
         "size": phrases.size(results["size"]) if results else "",
@@ -182,7 +182,7 @@ def _candidate(one: Candidate, contents: Search) -> View:
 
 
 def _reached(rungs: Mapping[str, Record], metric: str) -> Sequence[str]:
-    """Returns what the rungs before the last one recorded, one line each."""
+    """Returns the records of the rungs before the last one, one line each."""
     lines = []
     size, latency = rungs.get("size", Record()), rungs.get("latency", Record())
     if size.macs is not None:

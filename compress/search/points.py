@@ -1,7 +1,7 @@
 """The points of the front: each a recipe that `compress run` takes, run once on the evaluation split.
 
-`front/NAME.yaml` is the recipe, `front/NAME/` its run: the checkpoints come from the store, engines are built and judged anew, on the
-evaluation rows that no candidate has seen, and served where the recipe serves. That is the only time that evaluation rows are used. The
+`front/NAME.yaml` is the recipe, `front/NAME/` its run: the checkpoints come from the store, engines are built and evaluated again, on the
+evaluation rows that no candidate has seen, and served if the recipe serves. Evaluation rows are used only here. The
 engines and their times come from this run, too.
 """
 
@@ -38,7 +38,7 @@ class Front:
     candidates: tuple[Candidate, ...]
     """Sorted by rising loss of the first objective."""
     meets: bool
-    """Whether they meet the goals on selection rows; where no candidate does, the front is made of all that have finished."""
+    """Whether they meet the goals on selection rows; if no candidate does, the front is built from all finished candidates."""
     chosen: Candidate | None
     """The recommended one."""
 
@@ -82,13 +82,13 @@ def write_recipe(candidate: Candidate, setup: Setup) -> Recipe:
     return recipe
 
 
-def evaluate(found: Front, setup: Setup) -> dict[int, Contents]:
+def evaluate(front: Front, setup: Setup) -> dict[int, Contents]:
     """Runs every point of the front on the evaluation split, or finds it run; returns the reports by candidate.
 
     Several processes share the points; each of them returns when all are done.
     """
     reports: dict[int, Contents] = {}
-    while missing := [one for one in found.candidates if one.number not in reports]:
+    while missing := [one for one in front.candidates if one.number not in reports]:
         before = len(reports)
         for one in missing:
             folder = setup.folder / FRONT / name_of(one, setup)
@@ -103,11 +103,11 @@ def evaluate(found: Front, setup: Setup) -> dict[int, Contents]:
     return reports
 
 
-def why_recommended(found: Front, objectives: Sequence[str], setup: Setup) -> str:
+def why_recommended(front: Front, objectives: Sequence[str], setup: Setup) -> str:
     """Returns in one line why the recommended point was chosen."""
-    if found.chosen is None:
+    if front.chosen is None:
         return "no candidate has finished"
-    if not found.meets:
+    if not front.meets:
         return "no candidate meets the goals on selection rows; this one exceeds them least"
     goals = setup.recipe.goals
     costs = [name for name in objectives if name != "metric"]

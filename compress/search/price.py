@@ -16,7 +16,7 @@ from compress.forecast import PlannedStep
 
 @dataclass(frozen=True)
 class Price:
-    """What is left to be done."""
+    """Cost of the remaining work."""
 
     seconds: float
     """Sum over the steps whose time can be predicted."""

@@ -120,7 +120,7 @@ def open_folder(setup: Setup) -> None:
 
 
 def differences_from_folder(setup: Setup) -> list[str]:
-    """Returns the key paths in which a recipe differs from the recipe of its search folder, other than the paths that may.
+    """Returns the key paths that differ from the recipe of the search folder, without paths that are allowed to differ.
 
     Raises:
         InputError: The folder has no readable recipe.

@@ -1,4 +1,4 @@
-"""What all candidates of a search share: the recipe, its knobs, the data and the store."""
+"""State that all candidates of a search share: the recipe, its knobs, the data and the store."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Knob:
 
     path: str
     """As in the recipe: `prune.sparsity`."""
-    given: Range | Choices
+    domain: Range | Choices
 
     @property
     def stage(self) -> str:
@@ -54,20 +54,20 @@ class Knob:
     @property
     def choices(self) -> tuple[JsonValue, ...] | None:
         """The values, numbers in rising order; None for a range."""
-        if isinstance(self.given, Range):
+        if isinstance(self.domain, Range):
             return None
         if not self._numeric:
-            return self.given.choices
-        numbers = sorted(value for value in self.given.choices if _is_number(value))
+            return self.domain.choices
+        numbers = sorted(value for value in self.domain.choices if _is_number(value))
         return tuple(numbers)
 
     @property
     def _numeric(self) -> bool:
-        return isinstance(self.given, Choices) and all(_is_number(value) for value in self.given.choices)
+        return isinstance(self.domain, Choices) and all(_is_number(value) for value in self.domain.choices)
 
     @property
     def distribution(self) -> BaseDistribution:
-        """What the sampler draws from."""
+        """Distribution that the sampler draws from."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.choices is not None:
@@ -83,15 +83,15 @@ class Knob:
 
     @property
     def _range(self) -> Range:
-        assert isinstance(self.given, Range), "choices are drawn as places or categories"
-        return self.given
+        assert isinstance(self.domain, Range), "choices are drawn as places or categories"
+        return self.domain
 
     def exact(self, value: JsonValue) -> JsonValue:
         """Returns the number of a stepped range next to a value; without a step, and of choices, the value itself."""
-        if isinstance(self.given, Choices) or self.given.step is None:
+        if isinstance(self.domain, Choices) or self.domain.step is None:
             return value
         assert _is_number(value), f"a range has numbers: {value!r}"
-        return self.given.nearest(value)
+        return self.domain.nearest(value)
 
     def value(self, drawn: float | str) -> JsonValue:
         """Returns the value in the recipe of what the sampler drew."""

@@ -1,13 +1,13 @@
 """The study of a search in Optuna: what was drawn, what was measured, what was dropped and why.
 
-It lies in `study.journal` of the search folder, a log that several processes append to (Optuna's journal storage). The lock on the log is
-an flock, which ends with its process: Optuna's own lock file would outlive a kill. A line that a kill cut off is removed by whoever
-writes next. Every fact of a candidate is an attribute of its trial, so that nothing has to be remembered outside: whoever opens the study
-goes on.
+It is stored in `study.journal` of the search folder, a log that several processes append to (Optuna's journal storage). The lock on the log
+is an flock, which ends with its process: Optuna's own lock file would outlive a kill. The next writer removes a line that a kill cut off.
+Everything known about a candidate is an attribute of its trial. No state lies outside the journal, so any process that opens the study can
+resume it.
 
 Candidates are drawn in waves by a sampler that knows constraints and several objectives. It is seeded with the seed of the recipe and the
 number of trials so far: the same study draws the same candidate, whether or not it was interrupted before. A draw that repeats an earlier
-one is reported as failed and drawn again; of a small space the combinations left are then taken in a random order.
+one is reported as failed and drawn again. In a small space the untried combinations are then taken in random order.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class Study:
         return [_candidate(trial) for trial in self._trials() if VALUES in trial.user_attrs and REPEATS not in trial.user_attrs]
 
     def draw_wave(self) -> list[Candidate]:
-        """Draws the next wave, or what is missing of one that was interrupted; returns its candidates, none where nothing is left.
+        """Draws the next wave, or the rest of an interrupted one; returns its candidates, none if the space is exhausted.
 
-        The recipe itself is the first candidate, where it lies in the space. Called with the study locked.
+        The recipe itself is the first candidate, if it is in the space. Called with the study locked.
         """
         known, wave = self.candidates(), self._whole_waves()
         self._clear()
@@ -143,7 +143,7 @@ class Study:
         return float(self._study.user_attrs.get(BASELINE, 0.0))
 
     def note_baseline(self, seconds: float) -> None:
-        """Keeps the time that the baseline took, the longest of those given."""
+        """Stores the time that the baseline took; of several calls the longest time counts."""
         self._study.set_user_attr(BASELINE, max(seconds, self.baseline_seconds))
 
     def record(self, number: int, rung: str, figures: Mapping[str, object]) -> None:
@@ -151,7 +151,7 @@ class Study:
         self._trial(number).set_user_attr(f"{RECORD}{rung}", dict(figures))
 
     def passes(self, candidate: Candidate, rung: str) -> None:
-        """Notes that a candidate stays."""
+        """Records that a candidate has passed a rung."""
         if rung not in candidate.passed:
             self._trial(candidate.number).set_user_attr(PASSED, [*candidate.passed, rung])
 
@@ -172,18 +172,17 @@ class Study:
         self._study.tell(number, state=optuna.trial.TrialState.PRUNED)
 
     def set_aside(self, number: int, rung: str, reason: str) -> None:
-        """Drops a candidate for which the hours that are left do not suffice, until `take_up`; Optuna is not informed, which would be
-        final."""
+        """Drops a candidate that does not fit into the remaining hours, until `take_up`. Optuna is not informed: that would be final."""
         self._trial(number).set_user_attr(DROPPED, {"rung": rung, "reason": reason, "for_time": True})
 
     def take_up(self) -> None:
-        """Opens the candidates again that were set aside. Called with the study locked."""
+        """Reopens the candidates that were set aside. Called with the study locked."""
         for one in self.candidates():
             if one.dropped is not None and one.dropped.for_time:
                 self._trial(one.number).set_user_attr(DROPPED, None)
 
     def finish(self, number: int, results: Sequence[float], excess: Mapping[str, float]) -> None:
-        """Tells the objectives of a candidate that went all the way, and by how much it exceeds each goal."""
+        """Reports to Optuna the objectives of a candidate that passed every rung, and by how much it exceeds each goal."""
         trial = self._trial(number)
         _constrain(trial, excess)
         self._study.tell(number, list(results))
@@ -197,7 +196,7 @@ class Study:
         2014); None where fewer than four candidates have finished or all of them agree."""
         import optuna
 
-        study = self._in_todays_space()
+        study = self._in_current_space()
         done = study.get_trials(deepcopy=False)
         found: dict[str, dict[str, float] | None] = {}
         for index, name in enumerate(self._search.objectives):
@@ -211,7 +210,7 @@ class Study:
             found[name] = {knob.path: float(shares.get(knob.path, 0.0)) for knob in self._knobs}
         return found
 
-    def _in_todays_space(self) -> optuna.Study:
+    def _in_current_space(self) -> optuna.Study:
         """Returns a study in memory of the finished candidates.
 
         Optuna compares no trials whose ranges differ, and an older version may have ended a range one step early.
@@ -247,7 +246,7 @@ class Study:
         return False
 
     def _take_untried(self, seed: int) -> bool:
-        """Has the next draw take a combination that was not tried; returns False where none is left, and True where they are countless."""
+        """Queues an untried combination for the next draw. Returns False if none is left; True also if there are too many to count."""
         count = num_combinations(self._knobs)
         if count is None or count > MOST_COUNTED:
             return True
@@ -257,7 +256,7 @@ class Study:
         return bool(left)
 
     def _clear(self) -> None:
-        """Tells draws that a kill interrupted as failed, and candidates that it dropped half as dropped."""
+        """Reports interrupted draws to Optuna as failed, and candidates whose drop was interrupted as pruned."""
         from optuna.trial import TrialState
 
         for trial in self._trials():
@@ -299,7 +298,7 @@ FEWEST = 4
 
 
 def _constrain(trial: optuna.Trial, excess: Mapping[str, float]) -> None:
-    """Sets the constraints of a trial that were not set before a kill."""
+    """Sets the constraints of a trial that an interrupted run has not set yet."""
     for name, value in excess.items():
         if name not in trial.constraints:
             trial.set_constraint(name, value)
@@ -323,7 +322,7 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
 
 @contextmanager
 def _blaming_damage(folder: Path | None) -> Iterator[None]:
-    """Reports what Optuna says of a log that it cannot read.
+    """Turns Optuna's errors about an unreadable log into an `InputError`.
 
     Raises:
         InputError: The log of the study in this folder is damaged.

@@ -13,7 +13,7 @@ from foundation.core.shown import pasted
 
 
 def summary(contents: Search, folder: Path) -> list[str]:
-    """Returns the points of the front on the evaluation split, the recommended one, and where everything lies; one line each, ASCII.
+    """Returns the points of the front on the evaluation split, the recommended one, and the paths of the results; one line each, ASCII.
 
     Args:
         contents: The contents of `search.json`.
@@ -25,7 +25,7 @@ def summary(contents: Search, folder: Path) -> list[str]:
 def _lines(contents: Search, folder: Path) -> Iterator[str]:
     metric, states = contents.metric.name, [one.state for one in contents.candidates]
     yield (
-        f"{len(states)} candidates: {states.count('finished')} went all the way, {states.count('dropped')} were dropped, "
+        f"{len(states)} candidates: {states.count('finished')} finished, {states.count('dropped')} dropped, "
         f"in {phrases.duration(contents.seconds)} of work"
     )
     for point in contents.front:

@@ -33,7 +33,7 @@ def training_of(stage: Stage) -> Training:
 
 
 def training_in(setup: Setup, recipe: Recipe) -> set[Training]:
-    """Returns how the stages of a candidate that it does not share with all others train."""
+    """Returns the training settings of the stages that a candidate does not share with all others."""
     return {training_of(stage) for stage in recipe.stages[len(setup.shared) :]}
 
 

@@ -8,8 +8,8 @@
             set those aside for which the hours do not do: with more of them the next call takes them up again
 
 All of it is in the study (`compress.search.study`), so that this loop has no state: a process that was killed left a candidate without a
-record, and whoever comes next measures it. Several processes run the same loop. Whoever measures a candidate holds its lock; whoever
-decides holds the lock of the study; a decision depends on the records of the wave alone, so that it does not matter who takes it.
+record, and the next process measures it. Several processes run the same loop. A process that measures a candidate holds its lock; one that
+decides holds the lock of the study; a decision depends only on the records of the wave, so any process may take it.
 """
 
 from __future__ import annotations

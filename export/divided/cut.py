@@ -1,11 +1,11 @@
-"""What each rank holds of a model whose layers several ranks share, as Megatron divides them (https://arxiv.org/abs/1909.08053, section 3).
+"""Splits a model into the shares of its ranks, as Megatron divides layers (https://arxiv.org/abs/1909.08053, section 3).
 
     column   query, key, value, the first layer of an FFN    a rank has some outputs: rows of W, their bias and their scales
     row      attention output, the last layer of an FFN      a rank has some inputs: columns of W, and what belongs to an input
     whole    embeddings, norms, routers, pooler, head        every rank has all of it
 
 A rank has heads / N query heads with the keys and values that they read, and F / N neurons, of every expert where there are several. Where
-there are fewer heads of keys than ranks, several ranks hold copies of one. Between a column layer and the row layer behind it no rank needs
+there are fewer heads of keys than ranks, several ranks hold copies of one. Between a column layer and the row layer after it no rank needs
 anything of another: one sum for each row layer is all that they exchange (`export.divided.row_linear`).
 
 Of the numbers of a quantized layer go

@@ -19,7 +19,7 @@ from foundation.models.layers.experts import SeparateExperts, separate_experts
 
 
 class DealtExperts(nn.Module):
-    """The experts of one layer, of which this rank holds some.
+    """The experts of one layer that this rank holds.
 
     Args:
         experts: Those that it holds.

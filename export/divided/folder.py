@@ -10,7 +10,7 @@
     DIR/rank-1-of-2/ ...
 
 A rank reads its own folder only: the bytes of its weights are those that it holds, and nothing is quantized again. The weights are not
-called model.safetensors, because a part of a model is no checkpoint: what loads checkpoints says so.
+called model.safetensors, because a part of a model is not a checkpoint, and loaders of checkpoints refuse it.
 
 Left out: models that do not fit into the memory of the host, which are read as a whole to be divided.
 """

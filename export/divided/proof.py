@@ -1,4 +1,4 @@
-"""Whether the ranks of a divided model give the answers of the undivided one: all of them run in this process, a thread each."""
+"""Proves that the ranks of a divided model give the answers of the undivided one: all ranks run in this process, a thread each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_SIZE = 32
 
 
 def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> dict[str, Any]:
-    """Compares what every rank answers with what the undivided model answers.
+    """Compares the answers of every rank with the answers of the undivided model.
 
     Args:
         checkpoint: The undivided checkpoint.
@@ -37,7 +37,7 @@ def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preproc
         furthest from the undivided model, as for engines.
 
     Raises:
-        ParityError: A rank does not agree with the undivided model, within the limits that engines are held to.
+        ParityError: A rank does not agree with the undivided model, within the limits for engines.
     """
     expected = predict(load_whole(checkpoint.folder), preprocessor, split.rows, BATCH_SIZE)
     meeting = Meeting(len(folders))

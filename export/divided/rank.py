@@ -32,7 +32,7 @@ WEIGHTS, DIVISION = "rank.safetensors", "division.json"
 
 @dataclass(frozen=True)
 class Division:
-    """What division.json says."""
+    """Contents of division.json."""
 
     rank: int
     """This rank, from 0."""

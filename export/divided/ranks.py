@@ -1,4 +1,4 @@
-"""What the ranks of a divided model exchange: sums and maxima of tensors of one shape, which every rank then has.
+"""All-reduce between the ranks of a divided model: sums and maxima of tensors of one shape.
 
     Processes   one process a rank, connected by `torch.distributed`: gloo between CPUs, NCCL between GPUs
     Meeting     one thread a rank in this process: for checks, without a network

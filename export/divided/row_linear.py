@@ -1,4 +1,4 @@
-"""A linear layer of which each rank has some inputs; the ranks add up their products.
+"""A row-parallel linear layer: each rank has some inputs, and the ranks add up their products.
 
     w8a8           sum of int32 sums, exact          y = float32(sum_r q_x,r @ q_w,r.T) * (s_x * s_w) + b
     w8a8-dynamic   the same, after the largest s_n   s_n = max_r s_n,r        the scale of a token covers all of its inputs
@@ -69,7 +69,9 @@ class RowLinear(nn.Module):
         return layer.finished(self.ranks.sum(products_NO) * (layer.input_scale * layer.weight_scale), x)
 
     def _floating(self, layer: nn.Linear | WeightOnlyLinear, x: Tensor) -> Tensor:
-        weight_OI: Any = layer.weight if isinstance(layer, nn.Linear) else layer.dequantized() if layer.kept_OI is None else layer.kept_OI
+        weight_OI: Any = (
+            layer.weight if isinstance(layer, nn.Linear) else layer.dequantized() if layer.cached_OI is None else layer.cached_OI
+        )
         y = self.ranks.sum(nn.functional.linear(x, weight_OI.to(x.dtype)).float())
         return (y if layer.bias is None else y + layer.bias.float()).to(x.dtype)
 

@@ -29,7 +29,7 @@ from foundation.models.forward import forward
 def main(folder: Path, rank: int, ranks: int, store: Path) -> None:
     """Answers until the input ends."""
     answers: BinaryIO = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     try:
         on_gpus = torch.cuda.device_count() >= ranks
         device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")

@@ -1,9 +1,9 @@
-"""Where an answer ends, one rule for all engines: behind the first end token, or with the token that completes a stop text.
+"""One rule for all engines for where an answer ends: after the first end token, or with the token that completes a stop text.
 
 The tokens of an answer include the one that ends it. Its text ends at the character before the stop text (`foundation.standalone.pieces`);
-whoever turns tokens into text cuts it there. Stop texts are looked for in the text, since one text has many spellings in tokens. No library
-is asked for them: Transformers drops a token that also holds letters before the stop text, and OpenVINO GenAI 2026.4 keeps the stop text,
-passes over those within proposed tokens, and fails at some of them.
+the code that turns tokens into text cuts it there. Stop texts are looked for in the text, since one text has many spellings in tokens. No
+library is asked for them: Transformers drops a token that also holds letters before the stop text, and OpenVINO GenAI 2026.4 keeps the stop
+text, passes over those within proposed tokens, and fails at some of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ending:
     Args:
         tokens: Token ids that end it; none where the engine knows them.
         texts: Texts that end it.
-        reader: Returns what reads the text of tokens; called only where there are texts.
+        reader: Returns the decoder from tokens to text; called only if there are stop texts.
     """
 
     def __init__(self, tokens: Collection[int], texts: Sequence[str], reader: Callable[[], LanguageText]) -> None:

@@ -1,4 +1,4 @@
-"""What the file of an engine offers to the rest of the project.
+"""The interface of an engine's file for the rest of the project.
 
 Every engine has `refusal`, `absence`, `build` and `open_engine`. What one engine does differently is a function of its file, with the name
 of a field below; an engine without it gets the default. Other code calls the function, and never asks which engine it is.

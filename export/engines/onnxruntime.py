@@ -42,9 +42,9 @@ INTEGER = frozenset(
 )
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
 WEIGHTS = {4: weight_only("int4"), 8: weight_only("int8")}
-"""What a product with codes of so many bits and a float input is called."""
+"""Operation of a product with codes of so many bits and a float input."""
 ACTIVATIONS = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Tanh", "LeakyRelu", "Clip"})
-"""What may be merged with a convolution."""
+"""Operations that may be merged with a convolution."""
 NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 FLOATS = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)": "bf16"}
@@ -152,7 +152,7 @@ class OnnxRuntime:
             precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
             precision = WEIGHTS[attribute(node, "bits")] if node.op_type == BLOCKS else precision
             if precision is not None:
-                found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
+                found |= {gemm: precision for gemm in gemms if _comes_from(node.name, gemm, outputs[gemm])}
         return found
 
     def placement(self) -> Placement:
@@ -187,7 +187,7 @@ class OnnxRuntime:
         return onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[self._spec.device]])
 
 
-def _made_of(name: str, gemm: str, outputs: Collection[str]) -> bool:
+def _comes_from(name: str, gemm: str, outputs: Collection[str]) -> bool:
     """Whether an optimized node was made of a GEMM: it keeps its name, gets a prefix with an activation, a suffix with a scale.
 
     A convolution in blocked layout is called after its output, or after the output of the activation which was merged with it.

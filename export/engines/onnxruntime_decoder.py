@@ -35,7 +35,7 @@ from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.arrays import Features
-from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.core.errors import InputError
 from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision
 from foundation.standalone.decoding_rules import Rules, Text, search
@@ -52,7 +52,7 @@ ROWS = 32
 STATIC = "ONNX Runtime multiplies integer weights in a decoder by inputs that it rounds itself; give the scheme w8a8-dynamic or w4a16"
 FLOAT_CACHE = "it keeps keys and values in fp32 alone: give export.generation.kv_cache: float"
 PRECISIONS = {4: INT4_BY_INT8, 8: "int8"}
-"""What a MatMulNBits with codes of so many bits multiplies, whose input is rounded to int8."""
+"""Precision of a MatMulNBits with codes of so many bits, whose input is rounded to int8."""
 ATTENTION = "GroupQueryAttention"
 
 
@@ -70,7 +70,7 @@ def absence(device: str) -> str | None:
 
 
 def rounding(scheme: SchemeFacts) -> Rounding:
-    """Returns how MatMulNBits rounds its inputs: blocks of as many as share a weight scale, whatever the activations of the scheme."""
+    """Returns MatMulNBits's input quantization: one block for each weight scale, whatever the scheme's activations."""
     from export.parity.own_rounding import BLOCKS as ROUNDED
 
     return ROUNDED
@@ -141,11 +141,11 @@ class OnnxRuntimeDecoder:
         (logits,) = (one.type for one in session.get_outputs() if one.name == "logits")
         return {"device": "cpu", "provider": session.get_providers()[0], "float_precision": graphs.FLOATS[logits]}
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids, up to `ROWS` at once; a search with beams takes one at a time."""
         if decoding.beams > 1:
             return [self._searched(prompt, decoding) for prompt in prompts]
-        return _Writing(self, prompts, decoding, told or (lambda number, tokens: None)).answers()
+        return _Writing(self, prompts, decoding, on_tokens or (lambda number, tokens: None)).answers()
 
     def _searched(self, prompt: NDArray[np.int32], decoding: Decoding) -> Answer:
         *before, start = prompt.tolist()
@@ -154,7 +154,7 @@ class OnnxRuntimeDecoder:
         return Answer(tuple(tuple(one) for one in found[: decoding.answers]), ())
 
     def rules(self, decoding: Decoding, length: int) -> Rules:
-        """Returns how tokens are chosen behind a prompt of so many tokens.
+        """Returns the rules that choose tokens after a prompt of so many tokens.
 
         Raises:
             InputError: The model has no room for an answer.
@@ -167,7 +167,7 @@ class OnnxRuntimeDecoder:
 
     @cached_property
     def text(self) -> LanguageText:
-        """What reads the text of tokens."""
+        """Decoder from tokens to text."""
         return LanguageText.load(Path(self._spec.path).parent)
 
     @cached_property
@@ -182,8 +182,10 @@ class OnnxRuntimeDecoder:
 class _Writing:
     """The answers to prompts as they are written; as in a server, an answer that ends makes room for another."""
 
-    def __init__(self, engine: OnnxRuntimeDecoder, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> None:
-        self._engine, self._prompts, self._told = engine, prompts, told
+    def __init__(
+        self, engine: OnnxRuntimeDecoder, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback
+    ) -> None:
+        self._engine, self._prompts, self._on_tokens = engine, prompts, on_tokens
         self._written = [Text(engine.rules(decoding, len(prompt)), int(prompt[-1]), before=prompt[:-1].tolist()) for prompt in prompts]
         self._endings = [Ending((), decoding.stop, lambda: engine.text) for _ in prompts]  # the texts know their end tokens
         self._seconds: list[list[float]] = [[] for _ in prompts]
@@ -209,7 +211,7 @@ class _Writing:
             text = self._written[number]
             token = text.take(row)
             self._seconds[number].append(time.perf_counter() - self._started)
-            self._told(number, [token])
+            self._on_tokens(number, [token])
             self._endings[number].take([token])
             text.stopped = self._endings[number].ended
         kept = [place for place, number in enumerate(running) if self._written[number].ended is None]

@@ -43,7 +43,7 @@ GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
 NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 WEIGHTS = "i8"
-"""What the runtime model gives for a GEMM with int8 weights and a float input: the type of the weights, both where it quantizes its input
+"""Precision in the runtime model of a GEMM with int8 weights and a float input: the type of the weights, both where it quantizes its input
 by itself and where it multiplies in float."""
 WEIGHT_LAYER = "FullyConnected"
 CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
@@ -125,7 +125,7 @@ def files(folder: Path) -> tuple[Path, Path]:
 
 
 def pair(network: Path) -> tuple[Path, Path]:
-    """Returns the paths of a network and of its weights, which lie next to it."""
+    """Returns the paths of a network and of its weights, which are next to it."""
     return network, network.with_suffix(".bin")
 
 
@@ -178,7 +178,7 @@ class OpenVino:
         found = {gemm: _find(gemm, readers.get(gemm, []), layers) for gemm in gemms}
         if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
             last = self._model.get_results()[0].input_value(0).get_node().get_friendly_name()
-            found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.made_of(last)), None)
+            found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.comes_from(last)), None)
         found |= _by_elimination(found, layers)
         told = {gemm: layer.precision_of(gemm) for gemm, layer in found.items() if layer is not None}
         names, scheme = PRECISIONS, of_precision(self._spec.precision)
@@ -217,7 +217,7 @@ class OpenVino:
 
 
 class RuntimeLayer:
-    """What the runtime model says of one layer."""
+    """One layer of the runtime model."""
 
     def __init__(self, node: openvino.Node) -> None:
         info = {key: str(node.get_rt_info()[key].value) for key in ("layerType", "runtimePrecision", "originalLayersNames")}
@@ -246,7 +246,7 @@ class RuntimeLayer:
         """Whether a node whose name starts so went into it."""
         return any(origin.startswith(prefix) for origin in self.origins)
 
-    def made_of(self, *nodes: str) -> bool:
+    def comes_from(self, *nodes: str) -> bool:
         """Whether one of these ONNX nodes went into it."""
         return any(comes_from(origin, node) for origin in self.origins for node in nodes)
 
@@ -260,20 +260,20 @@ def _find(gemm: str, readers: Sequence[str], layers: Sequence[RuntimeLayer]) -> 
     """
     weight = f"{gemm.rpartition('/')[0]}.weight"
     return (
-        next((layer for layer in layers if layer.is_gemm and layer.made_of(gemm)), None)
+        next((layer for layer in layers if layer.is_gemm and layer.comes_from(gemm)), None)
         or next((layer for layer in layers if layer.is_gemm and (comes_from(layer.weight, gemm) or comes_from(layer.weight, weight))), None)
-        or next((layer for layer in layers if layer.is_fused and layer.made_of(gemm)), None)
-        or next((layer for layer in layers if (layer.is_gemm or layer.is_fused) and layer.made_of(*readers)), None)
+        or next((layer for layer in layers if layer.is_fused and layer.comes_from(gemm)), None)
+        or next((layer for layer in layers if (layer.is_gemm or layer.is_fused) and layer.comes_from(*readers)), None)
     )
 
 
-def _by_elimination(found: Mapping[str, RuntimeLayer | None], layers: Sequence[RuntimeLayer]) -> dict[str, RuntimeLayer | None]:
+def _by_elimination(matched: Mapping[str, RuntimeLayer | None], layers: Sequence[RuntimeLayer]) -> dict[str, RuntimeLayer | None]:
     """Returns layers for the weight GEMMs that went into one without a name: one of those that are left, where all of them run alike.
 
     A norm whose factors were folded into the weights that read it leaves such products.
     """
-    lost = [gemm for gemm, layer in found.items() if layer is None and not gemm.rpartition("/")[2].startswith(("qk", "pv"))]
-    left = [layer for layer in layers if layer.is_product and layer not in found.values()]
+    lost = [gemm for gemm, layer in matched.items() if layer is None and not gemm.rpartition("/")[2].startswith(("qk", "pv"))]
+    left = [layer for layer in layers if layer.is_product and layer not in matched.values()]
     if len(lost) > len(left) or len({(layer.precision, *layer.types[:2]) for layer in left}) != 1:
         return {}
     return dict.fromkeys(lost, left[0])

@@ -1,6 +1,6 @@
 """OpenVINO GenAI: language models that answer, from a graph with a cache of keys and values (`export.generation`).
 
-Modes; they are alternatives, of which the first that passes is kept:
+Modes are alternatives; the first one that passes is used:
 
     paged      paged attention with continuous batching: many requests at once
     stateful   the graph as it is, one request after the other; for attention that paged attention would get wrong
@@ -45,7 +45,7 @@ from export.engines.openvino import PRECISIONS
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
 from foundation.core.arrays import Array, Features
-from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
+from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokenCallback
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
@@ -180,10 +180,10 @@ class OpenVinoGenai:
         precision = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO GenAI {device}", "float_precision": PRECISIONS[precision]}
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids; in paged mode all run at once, in stateful mode one after the other."""
         answered = self._paged if self._spec.mode == "paged" else self._stateful
-        return answered(prompts, decoding, told or (lambda number, tokens: None))
+        return answered(prompts, decoding, on_tokens or (lambda number, tokens: None))
 
     @cached_property
     def _model(self) -> openvino.Model:
@@ -233,13 +233,13 @@ class OpenVinoGenai:
 
         return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
 
-    def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
+    def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback) -> list[Answer]:
         pipeline, speculation = self._paged_pipeline, self._spec.speculation
         settings = generation_config(decoding, self._of_model, speculation)
         ends = _own_ends(decoding, self._of_model) if speculation is not None else frozenset()
         started = time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
-        texts = [_Text(Ending(ends, decoding.stop, lambda: self._text), partial(told, number)) for number in range(len(prompts))]
+        texts = [_Text(Ending(ends, decoding.stop, lambda: self._text), partial(on_tokens, number)) for number in range(len(prompts))]
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = time.perf_counter() - started
@@ -269,11 +269,11 @@ class OpenVinoGenai:
             return self._paged_pipeline.get_config()
         return openvino_genai.GenerationConfig(str(Path(self._spec.path).with_name("generation_config.json")))
 
-    def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
+    def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback) -> list[Answer]:
         import openvino_genai
 
         class Clock(openvino_genai.StreamerBase):  # type: ignore[misc]
-            """Notes when each token comes."""
+            """Records when each token comes."""
 
             def __init__(self, text: _Text) -> None:
                 super().__init__()
@@ -289,7 +289,7 @@ class OpenVinoGenai:
         pipeline, answers = self._stateful_pipeline, []
         settings, started = generation_config(decoding, pipeline.get_generation_config()), time.perf_counter()
         for number, prompt in enumerate(prompts):
-            text = _Text(Ending((), decoding.stop, lambda: self._text), partial(told, number))
+            text = _Text(Ending((), decoding.stop, lambda: self._text), partial(on_tokens, number))
             if decoding.beams > 1:
                 found = pipeline.generate(_tensor(prompt), settings)
                 answers.append(Answer(tuple(tuple(one) for one in found.tokens[: decoding.answers]), ()))
@@ -324,8 +324,8 @@ class _Text:
         told: Takes tokens as they come.
     """
 
-    def __init__(self, ending: Ending, told: Callable[[Sequence[int]], None]) -> None:
-        self._ending, self._told = ending, told
+    def __init__(self, ending: Ending, on_tokens: Callable[[Sequence[int]], None]) -> None:
+        self._ending, self._on_tokens = ending, on_tokens
         self._tokens: list[int] = []
         self._seconds: list[float] = []
         self.steps: list[int] = []
@@ -342,7 +342,7 @@ class _Text:
         taken = self._ending.take(ids)
         self._tokens += taken
         self._seconds += [now] * len(taken)
-        self._told(taken)
+        self._on_tokens(taken)
 
     def answer(self) -> Answer:
         """Returns the whole answer."""

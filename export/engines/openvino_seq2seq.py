@@ -27,7 +27,7 @@ from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.arrays import Features
-from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.standalone.decoding_rules import Rules, Text, search, write
 from foundation.standalone.encoder_decoder import EncoderDecoder
 from foundation.standalone.language_text import LanguageText
@@ -99,18 +99,18 @@ class OpenVinoSeq2Seq:
         precision = self._model.decoder.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to sources of token ids, `GROUP` at a time; a search with beams takes one at a time."""
         started = time.perf_counter()
         if decoding.beams > 1:
             return [self._searched(source, decoding) for source in prompts]
         answers: list[Answer] = []
         for group in (prompts[at : at + GROUP] for at in range(0, len(prompts), GROUP)):
-            answers += self._answered(group, decoding, len(answers), started, told)
+            answers += self._answered(group, decoding, len(answers), started, on_tokens)
         return answers
 
     def _answered(
-        self, sources: Sequence[NDArray[np.int32]], decoding: Decoding, before: int, started: float, told: TokensTold | None
+        self, sources: Sequence[NDArray[np.int32]], decoding: Decoding, before: int, started: float, on_tokens: TokenCallback | None
     ) -> list[Answer]:
         """Answers one group; `before` is the number of sources before it."""
         texts = [Text(self._rules(decoding), self._start) for _ in sources]
@@ -119,8 +119,8 @@ class OpenVinoSeq2Seq:
 
         def took(number: int, token: int) -> None:
             seconds[number].append(time.perf_counter() - started)
-            if told is not None:
-                told(before + number, [token])
+            if on_tokens is not None:
+                on_tokens(before + number, [token])
             endings[number].take([token])
             texts[number].stopped = endings[number].ended
 

@@ -40,7 +40,7 @@ def with_half_tables(network: Path, halved: Path) -> Path:
 
 
 def _tables(model: openvino.Model) -> Iterator[openvino.Node]:
-    """Yields what reads rows of a float32 table that nothing else reads."""
+    """Yields the lookups of float32 tables without other readers."""
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Gather":
             continue

@@ -11,7 +11,7 @@ SHARED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temper
 
 
 def rules_of(decoding: Decoding, ends: Iterable[int], first: int | None = None, room: int | None = None) -> Rules:
-    """Returns how the tokens of an answer are chosen.
+    """Returns the rules that choose the tokens of an answer.
 
     Args:
         decoding: The settings.

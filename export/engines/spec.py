@@ -1,4 +1,4 @@
-"""What an engine is to the rest of the project: what it is asked to build, how it is opened, and what an open one answers.
+"""The interface of engines: build requests, specs to open one, and the methods of an open engine.
 
 Each engine is a file of this folder, called as its row in `foundation.core.engines`; `export.engines.module` says what the file offers. A
 spec is plain data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foundation.core.arrays import Array, Features
-from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.core.engines import REFERENCE, EngineName, device_of
 from foundation.core.speculation import Speculation
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # every engine's process reads this file, and none of them a 
     from foundation.core.target import Target
     from foundation.models.folder import Checkpoint
 
-"""What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
+"""Result of `Preprocessor.encode`: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
 
 
 Logits = NDArray[np.float32]
@@ -44,7 +44,7 @@ class EngineSpec:
     """eager or compiled (torch), dynamic or static (the others)."""
     precision: str
     float_precision: str
-    """What runs in float where `precision` is int8; equal to `precision` otherwise."""
+    """Precision of the float part if `precision` is int8; equal to `precision` otherwise."""
     device: str
     threads: int
     path: str
@@ -58,11 +58,11 @@ class EngineSpec:
     towers: Mapping[str, str] = field(default_factory=dict)
     """Model file of each tower by its name, if the model has two; `path` is the first one's. Else empty."""
     speculation: Speculation | None = None
-    """What proposes tokens to an engine that answers prompts; None: nothing."""
+    """Source of proposed tokens for an engine that answers prompts; None: no proposals."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """What its rows in the report and its error messages are marked with."""
+        """Label of its rows in the report and of its error messages."""
         names = ("engine", "mode", "precision", "float_precision", "device")
         return {name: str(getattr(self, name)) for name in names}
 
@@ -82,18 +82,18 @@ class EngineSpec:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> EngineSpec:
-        """Reads what `message` gave."""
+        """The inverse of `message`."""
         speculation = None if message["speculation"] is None else Speculation.from_message(message["speculation"])
         return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"]), "speculation": speculation})
 
 
 class Placement(TypedDict):
-    """Where an engine runs, read back from the engine."""
+    """The device of an engine, read back from the engine."""
 
     device: str
     """cpu or cuda."""
     provider: str
-    """What executes the graph there, in the words of its library."""
+    """Backend that executes the graph there, as its library names it."""
     float_precision: str
     """fp32, bf16 or fp16: what the layers that are not quantized run in. Where the graph fixes all types (ONNX Runtime, TensorRT), the type
     of the logits."""
@@ -118,20 +118,20 @@ class Engine(Protocol):
         """
 
     def placement(self) -> Placement:
-        """Returns where the engine runs and in which float type, by its own account; read after the first prediction."""
+        """Returns the engine's device and float type as it reports them; read after the first prediction."""
 
 
 @runtime_checkable
 class Generates(Protocol):
     """An engine that answers prompts."""
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can.
 
         Args:
             prompts: Token ids.
             decoding: How tokens are chosen.
-            told: Called with tokens as they come; not called by a search with beams.
+            on_tokens: Called with tokens as they come; not called by a search with beams.
         """
 
 
@@ -145,7 +145,7 @@ class Probed(Protocol):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What one engine is asked to build: one checkpoint in one precision."""
+    """A build request to one engine: one checkpoint in one precision."""
 
     engine: EngineName
     checkpoint: Checkpoint
@@ -159,7 +159,7 @@ class BuildRequest:
     """Folder of the fp32 build, whose files a bf16 build is made of; else `folder`."""
     precision: str
     float_precision: str
-    """What the float part runs in."""
+    """Precision of the float part."""
     bf16_float_part: bool
     """Whether to offer a mode whose float part is bf16, too; of engines that compute it from the files of fp32."""
     buckets: tuple[int, ...]
@@ -170,9 +170,9 @@ class BuildRequest:
     fp16_float_part: bool = False
     """Whether to offer a mode whose float part is fp16, too; of engines that compute it from the files of fp32."""
     half_graph: HalfGraph | None = None
-    """For engines whose graph says what runs in halves: the graph whose float part is in halves; None where it is fp32 alone."""
+    """For engines whose graph gives the float types: the graph whose float part is in 16 bits; None if it is all fp32."""
     kv_cache: str = "float"
-    """What engines that generate keep keys and values in: float (the precision that they compute in), fp16 or int8."""
+    """Precision of the cache of keys and values of engines that generate: float (the precision that they compute in), fp16 or int8."""
 
     def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
@@ -215,7 +215,7 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
     """Returns the spec of one engine of export.json.
 
     Args:
-        root: Folder that export.json lies in.
+        root: Folder of export.json.
         build: Its entry in `builds`.
         engine: Its entry in `engines` of the build: one with a file, so not torch.
         target: Gives device, threads and batch sizes.
@@ -240,7 +240,7 @@ def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> Engi
 
     Args:
         spec: What `spec_of` gave.
-        root: Folder that export.json lies in.
+        root: Folder of export.json.
         engine: Its entry, with `speculation`.
     """
     told = engine["speculation"]

@@ -11,7 +11,7 @@ What is common to all of them is in `foundation.standalone.tensorrt_plan`.
 
 `precision` is fp32, fp16, bf16, or the precision of a scheme with static or float activations. The float part runs in what the graph says:
 fp32, or a half where the request has a half graph (`export.half_graphs`). Where TensorRT runs, an int8 build is made with both, so that the
-answers can decide; a proof tells nothing of answers, and is made of the half graph alone.
+answers can decide; a proof says nothing about answers, and is made only from the half graph.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def proves_ahead() -> bool:
 
 
 def float_part(setting: FloatSetting) -> FloatSetting:
-    """Returns the setting: the graph says what runs in which float."""
+    """Returns the setting for strongly typed networks: the graph gives the float type of every operation."""
     return setting
 
 
@@ -158,7 +158,7 @@ def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> b
 
 
 def _not_in(plain: Path, nodes: Collection[str]) -> dict[str, str]:
-    """Returns why attentions of a graph were no nodes before, by the name that their node would have."""
+    """Returns why attentions of a graph were not nodes before, by the name that their node would have."""
     every = fuse_attention(Graph(plain).load(), {}).products
     return {name: "it was no attention node before" for name in every if name not in nodes}
 
@@ -220,7 +220,7 @@ def build_plans(
 
 
 def installed(module: str) -> bool:
-    """Whether a library can be imported; it is not. A folder of type stubs alone, such as `tensorrt-stubs`, is no library."""
+    """Whether a library can be imported; does not import it. A folder with only type stubs, such as `tensorrt-stubs`, is not a library."""
     found = importlib.util.find_spec(module)
     return found is not None and found.origin is not None
 

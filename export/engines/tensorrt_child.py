@@ -1,6 +1,6 @@
 """The process that a build of TensorRT runs in: `python -m export.engines.tensorrt_child JOB`, started by `export.engines.tensorrt`.
 
-The job is one line of JSON, and so is the answer, in the file that the job names. It imports the library and what stands alone, no torch:
+The job is one line of JSON, and so is the answer, in the file that the job names. It imports the library and standalone modules, no torch:
 a build of a small graph takes less time than that import.
 """
 

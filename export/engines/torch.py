@@ -25,7 +25,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from export.engines.ending import Ending
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from foundation.core.arrays import Features
-from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load, load_float
 from foundation.models.forward import forward
@@ -91,16 +91,18 @@ class Torch:
             logits: Logits = forward(self._model, tensors).cpu().numpy()
         return logits
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids, one after the other, by `generate` of Transformers."""
         started = time.perf_counter()
-        return [self._answer(number, prompt, decoding, started, told) for number, prompt in enumerate(prompts)]
+        return [self._answer(number, prompt, decoding, started, on_tokens) for number, prompt in enumerate(prompts)]
 
-    def _answer(self, number: int, prompt: NDArray[np.int32], decoding: Decoding, started: float, told: TokensTold | None) -> Answer:
+    def _answer(
+        self, number: int, prompt: NDArray[np.int32], decoding: Decoding, started: float, on_tokens: TokenCallback | None
+    ) -> Answer:
         seconds: list[float] = []
 
         class Clock:
-            """Notes when each token comes; Transformers gives it the prompt first."""
+            """Records when each token comes; Transformers passes the prompt first."""
 
             def __init__(self) -> None:
                 self.is_prompt = True
@@ -108,8 +110,8 @@ class Torch:
             def put(self, tokens: torch.Tensor) -> None:
                 if not self.is_prompt:
                     seconds.append(time.perf_counter() - started)
-                    if told is not None:
-                        told(number, tokens.reshape(-1).tolist())
+                    if on_tokens is not None:
+                        on_tokens(number, tokens.reshape(-1).tolist())
                 self.is_prompt = False
 
             def end(self) -> None:

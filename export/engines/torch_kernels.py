@@ -7,7 +7,7 @@ the checkpoint. Its integers equal those in `foundation.schemes.int8`: parity co
 fp16 where the recipe asks for `float_precision: fp16`.
 
 Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, on the CPU: for tests, as it
-takes seconds for a row. CUDA graphs and measured tiles are for GPUs alone.
+takes seconds for a row. CUDA graphs and measured tiles are only for GPUs.
 
 Left out: float builds and other schemes than w8a8, which are torch's own; models that `export.fused.parts` lists.
 """

@@ -38,7 +38,7 @@ class Towers:
         return self._towers["image" if sequence is None else "text"].precisions(gemms, batch, sequence)
 
     def placement(self) -> Placement:
-        """Returns where the towers run that have predicted: both are opened alike."""
+        """Returns the placement of the towers that have predicted; both are opened with the same settings."""
         found = [engine.placement() for name, engine in self._towers.items() if name in self._ran]
         assert all(placement == found[0] for placement in found), found
         return found[0]

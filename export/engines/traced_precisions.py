@@ -1,4 +1,4 @@
-"""What the layers of a model multiply that OpenVINO made from a trace of torch: read off its runtime models."""
+"""Precisions of the layers of a model that OpenVINO converted from a torch trace, read off its runtime models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from export.engines.openvino import PRECISIONS, RuntimeLayer
 
 ROOT = "__module.model."
-"""What the names of the trace start with."""
+"""Prefix of the names in the trace."""
 INTEGERS = ("i8", "u8")
 INT8_WEIGHTS = "w8a16"
 """Int8 weights, multiplied in float."""
@@ -28,9 +28,9 @@ def traced_precisions(gemms: Sequence[str], compiled: Sequence[Any], head: str, 
     layers = [layer for layer in layers if layer.is_gemm or layer.is_fused]
     found = {gemm: _layer(gemm, layers) for gemm in gemms}
     if gemms and found[gemms[-1]] is None:  # the product that gives the logits goes by the name of the output
-        found[gemms[-1]] = next((layer for layer in layers if layer.made_of(head)), None)
+        found[gemms[-1]] = next((layer for layer in layers if layer.comes_from(head)), None)
     told = {gemm: _precision(layer, exact) for gemm, layer in found.items() if layer is not None}
-    # a product behind a smoothed input loses its name; what those are is known where all without a name run alike
+    # a product after a smoothed input loses its name; what those are is known where all without a name run alike
     lost = (layer for layer in layers if layer.is_product and layer not in found.values() and not layer.belongs_to(ROOT))
     rest = {_precision(layer, exact) for layer in lost}
     if len(rest) == 1:

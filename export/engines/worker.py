@@ -110,7 +110,7 @@ class Worker:
         waits.close()
         times = {"samples_ms": [1e3 * one for one in wall], "cpu_ms": [1e3 * one for one in cpu], "waited_ms": waited}
         memory = peak_memory_bytes()
-        return {**times, "peak_memory_bytes": memory, "placement": self.engine.placement()}  # asked last: it is no memory of the engine
+        return {**times, "peak_memory_bytes": memory, "placement": self.engine.placement()}  # queried last: its memory is not the engine's
 
     def precisions(self, request: Request) -> dict[str, Any]:
         """Asks the engine which precision each GEMM runs in."""
@@ -135,7 +135,7 @@ class Worker:
         return {"answers": [answer.message() for answer in answers], "peak_memory_bytes": peak_memory_bytes()}
 
     def tell_tokens(self, number: int, tokens: Sequence[int]) -> None:
-        """Tells the tokens of a prompt before its answer is complete."""
+        """Sends the tokens of a prompt before its answer is complete."""
         self.tell({"prompt": number, "tokens": list(tokens)})
 
     def _warm_up(self, features: Features, seen: bool) -> None:

@@ -10,11 +10,11 @@
     residual + LayerNorm + quantize
     head                      float, as a rule: torch
 
-What stands behind a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
+What follows a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
 as in `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
 
-Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
+Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend only on the plan and
 tiles of a GEMM change no bit: the states of a token have the same bits whatever is packed next to it, as long as no layer in a block is
 float. Those layers and the head are torch's, which may add up in an order that depends on the number of rows.
 
@@ -49,7 +49,7 @@ Tiles = Callable[[Tensor, Int8Weight, Output], Tile | None]
 
 @dataclass(frozen=True)
 class States:
-    """What kernels hand to each other: float, codes, or both."""
+    """Hidden states between kernels: float, codes, or both."""
 
     floats: Tensor | None
     """[T, I] in the float type; None where only codes are read."""
@@ -59,7 +59,7 @@ class States:
     """Scale of the codes."""
 
     @property
-    def kept(self) -> Tensor:
+    def float_states(self) -> Tensor:
         """The float states, where there must be some."""
         assert self.floats is not None, "these states are codes alone"
         return self.floats
@@ -67,7 +67,7 @@ class States:
 
 @dataclass(frozen=True)
 class Probe:
-    """What an int8 layer read and multiplied."""
+    """Input, codes and product of an int8 layer."""
 
     x: Tensor
     """Its float input, float32 [T, I]."""
@@ -95,7 +95,7 @@ class Encoder:
 
     @property
     def limits(self) -> Limits:
-        """What rows may hold."""
+        """Bounds of the ids in rows."""
         return Limits(len(self.plan.word), len(self.plan.kind), self.plan.longest, self.plan.first_position)
 
     def forward(self, rows: Rows) -> Tensor:
@@ -109,15 +109,15 @@ class Encoder:
         return x_BI
 
     def first_states(self, rows: Rows) -> Tensor:
-        """Returns the states of the first token of every sequence behind the last block, float32 `[B, I]`."""
+        """Returns the states of the first token of every sequence after the last block, float32 `[B, I]`."""
         reads = [*map(_scale_read_by, self.plan.blocks), None]
         states = self._embedded(rows, reads[0])
         for number, block in enumerate(self.plan.blocks):
-            attended = self._linear(block.out, self._attended(number, states, rows)).kept
-            states = self._normalized(attended, states.kept, block.out_norm, scale_of(block.up))
+            attended = self._linear(block.out, self._attended(number, states, rows)).float_states
+            states = self._normalized(attended, states.float_states, block.out_norm, scale_of(block.up))
             grown = self._linear(block.up, states, self.plan.activation, block.down)
-            states = self._normalized(self._linear(block.down, grown).kept, states.kept, block.ffn_norm, reads[number + 1])
-        return states.kept.index_select(0, rows.first).float()
+            states = self._normalized(self._linear(block.down, grown).float_states, states.float_states, block.ffn_norm, reads[number + 1])
+        return states.float_states.index_select(0, rows.first).float()
 
     def probe(self, rows: Rows) -> tuple[Tensor, dict[str, Probe]]:
         """Returns the logits, and by path what every int8 layer read and multiplied.
@@ -132,16 +132,16 @@ class Encoder:
 
     def _embedded(self, rows: Rows, scale: float | None) -> States:
         word, kind, position = self._tables
-        kept = word.new_empty(len(rows.word), word.shape[1])
-        codes = None if scale is None else torch.empty_like(kept, dtype=torch.int8)
+        float_states = word.new_empty(len(rows.word), word.shape[1])
+        codes = None if scale is None else torch.empty_like(float_states, dtype=torch.int8)
         lookups = (rows.word, word), (rows.kind, kind), (rows.position, position)
-        embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, kept).run()
-        return States(kept, codes, scale)
+        embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, float_states).run()
+        return States(float_states, codes, scale)
 
     def _normalized(self, x_TI: Tensor, residual_TI: Tensor, layer: Norm, scale: float | None) -> States:
-        kept, codes = torch.empty_like(x_TI), None if scale is None else torch.empty_like(x_TI, dtype=torch.int8)
-        norm.launch(x_TI, residual_TI, layer, codes, 1.0 if scale is None else scale, kept, "norm").run()
-        return States(kept, codes, scale)
+        float_states, codes = torch.empty_like(x_TI), None if scale is None else torch.empty_like(x_TI, dtype=torch.int8)
+        norm.launch(x_TI, residual_TI, layer, codes, 1.0 if scale is None else scale, float_states, "norm").run()
+        return States(float_states, codes, scale)
 
     def _attended(self, number: int, states: States, rows: Rows) -> States:
         """Returns the outputs of attention [T, H D], as codes where `out` reads codes."""
@@ -165,7 +165,7 @@ class Encoder:
         block, together = self.plan.blocks[number], self._merged[number]
         layers = block.query, block.key, block.value
         if together is None:
-            query, key, value = (_by_head(self._linear(layer, states).kept, block.head_dim) for layer in layers)
+            query, key, value = (_by_head(self._linear(layer, states).float_states, block.head_dim) for layer in layers)
             return query, key, value
         weight, heads = together
         assert isinstance(block.query, Int8Linear), "merged layers are int8"
@@ -182,7 +182,7 @@ class Encoder:
         """Returns the outputs of a layer; as codes where it is int8 and the layer that reads them can read codes."""
         if isinstance(layer, FloatLinear):
             bias = None if layer.bias is None else layer.bias.to(self.dtype)
-            return States(ACTIVATIONS[activation](F.linear(states.kept, layer.weight.to(self.dtype), bias)))
+            return States(ACTIVATIONS[activation](F.linear(states.float_states, layer.weight.to(self.dtype), bias)))
         codes, scale = self._codes(layer, states), None if reader is None else scale_of(reader)
         self._note(layer, states, codes)
         output = Output(activation, self.dtype, scale)
@@ -203,7 +203,7 @@ class Encoder:
         """Returns the codes that a layer reads: those that there are, or new ones."""
         if states.codes is not None and states.scale == scale_of(layer):
             return states.codes
-        x = _divided(states.kept, layer.smooth)
+        x = _divided(states.float_states, layer.smooth)
         codes = torch.empty_like(x, dtype=torch.int8)
         quantize.tensor_launch(x, layer.input_scale, codes).run()
         return codes
@@ -219,11 +219,11 @@ class Encoder:
         return out_TO
 
     def _note(self, layer: Linear, states: States, codes: Tensor) -> None:
-        """Keeps what a layer reads and multiplies, while it is asked for."""
+        """Stores the input and product of a layer while probes are requested."""
         if self._probes is not None and isinstance(layer, Int8Linear):
             plain = replace(layer, weight=replace(layer.weight, bias=None))
             y = self._product(plain, codes, Output(dtype=torch.float32))
-            self._probes[layer.name] = Probe(_divided(states.kept, layer.smooth).float(), codes, y)
+            self._probes[layer.name] = Probe(_divided(states.float_states, layer.smooth).float(), codes, y)
 
 
 def scale_of(layer: Linear) -> float | None:

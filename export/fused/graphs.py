@@ -29,7 +29,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """What a recording has room for."""
+    """Capacity of a recording."""
 
     tokens: int
     sequences: int
@@ -82,7 +82,7 @@ class Graphs:
         self._recorded: OrderedDict[Size, tuple[Rows, Recording]] = OrderedDict()
 
     def __call__(self, rows: Rows) -> Tensor:
-        """Returns the logits of rows, which lie on the CPU: float32 `[B, C]` on the device, until the next call."""
+        """Returns the logits of rows on the CPU: float32 `[B, C]` on the device, until the next call."""
         size = smallest(self._sizes, len(rows.word), rows.sequences)
         if size is None:
             return self._forward(rows.to(self._device))
@@ -101,10 +101,10 @@ class Graphs:
         for size in self._sizes:
             self._recording(size, filled(row, size.tokens, size.sequences))
 
-    def _recording(self, size: Size, given: Rows) -> tuple[Rows, Recording]:
+    def _recording(self, size: Size, rows: Rows) -> tuple[Rows, Recording]:
         """Returns the inputs and the recording of a size, made of these rows where there is none."""
         if size not in self._recorded:
-            inputs = given.to(self._device)
+            inputs = rows.to(self._device)
             self._recorded[size] = inputs, self._record(lambda: self._forward(inputs))
             while len(self._recorded) > MOST_RECORDINGS:
                 self._recorded.popitem(last=False)
@@ -118,7 +118,7 @@ class CudaGraph:
     Args:
         graph: The graph of torch.
         output: What it writes.
-        work: The pass; kept, as what it reads lies where the graph will read it.
+        work: The pass; stored, because the graph reads its tensors in place.
     """
 
     def __init__(self, graph: Any, output: Tensor, work: Callable[[], Tensor]) -> None:

@@ -2,15 +2,15 @@
 
     blocks and attention     traced (`foundation.models.architecture.attention`): query, key, value, output, heads, scaling
     up and down              the two other linear layers of a block
-    norms                    the two LayerNorms of a block, the second one behind the feed-forward network
+    norms                    the two LayerNorms of a block, the second one after the feed-forward network
     embeddings               the tables outside the blocks, told apart by their rows, with one LayerNorm
     positions                what the model looks up for a row without padding
     head                     the linear layers outside the blocks, in order; the activations between them are those that fit
 
-Names alone prove nothing, and neither does this list: a pre-norm encoder has the same modules. So the parts are computed with, written out
+Neither names nor this list prove anything: a pre-norm encoder has the same modules. So the parts are computed with, written out
 in torch, and a model whose logits are others is refused. The activations of the head are found in the same way.
 
-Left out: norms before a layer (ViT, GPT-2), RMSNorm, a projection behind narrower embeddings (ELECTRA small), one block for all layers
+Left out: norms before a layer (ViT, GPT-2), RMSNorm, a projection after narrower embeddings (ELECTRA small), one block for all layers
 (ALBERT), relative and rotary positions, gated feed-forward networks, answers for every token, products of attention and residuals in int8.
 
 Shape suffixes: b rows, n tokens.
@@ -60,7 +60,7 @@ class Otherwise(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class EncoderPaths:
     """The parts of an encoder, by the paths of its modules."""
 
     modules: Mapping[str, nn.Module]
@@ -74,7 +74,7 @@ class Found:
     feed_forward: tuple[tuple[str, str], ...]
     """Products of each block: up and down."""
     norms: tuple[tuple[str, str], ...]
-    """Norms of each block: behind attention and behind the feed-forward network."""
+    """Norms of each block: after attention and after the feed-forward network."""
     head: tuple[tuple[str, HeadActivation], ...] = ()
 
     def states(self, ids_bn: Tensor, kinds_bn: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Found:
         return states
 
     def logits(self, states: Tensor, after: Sequence[HeadActivation]) -> Tensor:
-        """Returns the head's output for states, with these activations behind its layers."""
+        """Returns the head's output for states, with these activations after its layers."""
         for (layer, _), name in zip(self.head, after, strict=True):
             states = ACTIVATIONS[name](self.modules[layer](states))
         return states
@@ -120,7 +120,7 @@ def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | Non
             remedy="quantize without attention and residuals",
         )
     try:
-        found = _proved(model, _found(model))
+        found = _proved(model, _read_paths(model))
     except Otherwise as error:
         raise InputError("model", REFUSAL.format(kind, error)) from error
     scales, _ = load_quantization(checkpoint.folder)
@@ -140,7 +140,7 @@ def _sparse(packed: Packed, scale_O: Tensor, bias_O: Tensor | None) -> SparseWei
     return SparseWeight(packed, index(packed), scale_O, bias_O)
 
 
-def _found(model: PreTrainedModel) -> Found:
+def _read_paths(model: PreTrainedModel) -> EncoderPaths:
     """Reads the parts off the structure, the activations of the head excepted.
 
     Raises:
@@ -161,7 +161,7 @@ def _found(model: PreTrainedModel) -> Found:
         _check_attention(attention)
         used = {attention.output, *(layer for layer, _ in attention.parts.values())}
         layers = [layer for layer in _of(block, name, nn.Linear) if layer not in used]
-        feed_forward.append(_two(layers, "linear layers beside its attention"))
+        feed_forward.append(_two(layers, "linear layers next to its attention"))
         norms.append(_two(_of(block, name, nn.LayerNorm), "LayerNorms"))
     word, kind, position = _tables(model, outside)
     norm = [name for name, module in outside.items() if isinstance(module, nn.LayerNorm)]
@@ -171,7 +171,7 @@ def _found(model: PreTrainedModel) -> Found:
     act = str(getattr(model.config, "hidden_act", None) or getattr(model.config, "activation", None))
     if act not in SPELLINGS:
         raise Otherwise(f"its activation is {act}; {' and '.join(sorted(set(SPELLINGS.values())))} are written")
-    return Found(
+    return EncoderPaths(
         modules=modules,
         word=word,
         kind=kind,
@@ -186,38 +186,38 @@ def _found(model: PreTrainedModel) -> Found:
     )
 
 
-def _proved(model: PreTrainedModel, found: Found) -> Found:
+def _proved(model: PreTrainedModel, paths: EncoderPaths) -> EncoderPaths:
     """Returns the parts with the activations of the head that give the logits of the model.
 
     Raises:
         Otherwise: None do.
     """
     generator = torch.Generator().manual_seed(0)
-    tokens = min(PROOF_TOKENS, model.get_submodule(found.position).num_embeddings - found.first_position)
-    ids = torch.randint(model.get_submodule(found.word).num_embeddings, (3, tokens), generator=generator)
+    tokens = min(PROOF_TOKENS, model.get_submodule(paths.position).num_embeddings - paths.first_position)
+    ids = torch.randint(model.get_submodule(paths.word).num_embeddings, (3, tokens), generator=generator)
     pad = getattr(model.config, "pad_token_id", None)
     if pad is not None:  # a model that counts positions by it would see padding
         ids[ids == pad] = 0 if pad else 1
     given = {"input_ids": ids}
-    if found.kind is not None:
-        given["token_type_ids"] = torch.randint(model.get_submodule(found.kind).num_embeddings, ids.shape, generator=generator)
+    if paths.kind is not None:
+        given["token_type_ids"] = torch.randint(model.get_submodule(paths.kind).num_embeddings, ids.shape, generator=generator)
     with torch.inference_mode():
         expected, apart = model(**given).logits, []
         try:
-            states = found.states(ids, given.get("token_type_ids", torch.zeros_like(ids)))
+            states = paths.states(ids, given.get("token_type_ids", torch.zeros_like(ids)))
         except REFUSED as error:
             raise Otherwise(f"its layers do not fit behind each other ({one_line(error)})") from error
-        for after in itertools.product(*[get_args(HeadActivation)] * max(0, len(found.head) - 1)):
+        for after in itertools.product(*[get_args(HeadActivation)] * max(0, len(paths.head) - 1)):
             try:
-                logits = found.logits(states, (*after, "none"))
-            except REFUSED:  # the layers do not fit behind each other
+                logits = paths.logits(states, (*after, "none"))
+            except REFUSED:  # the layers do not fit one after another
                 continue
             if logits.shape != expected.shape:
                 continue
             apart.append(float((logits - expected).abs().max() / expected.abs().max()))
             if apart[-1] <= TOLERANCE:
-                named = tuple((name, which) for (name, _), which in zip(found.head, (*after, "none"), strict=True))
-                return Found(**{**vars(found), "head": named})
+                named = tuple((name, which) for (name, _), which in zip(paths.head, (*after, "none"), strict=True))
+                return EncoderPaths(**{**vars(paths), "head": named})
     told = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
     raise Otherwise(f"it has the modules of BERT and computes otherwise ({told})")
 
@@ -250,7 +250,7 @@ def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module]) -> tuple[s
     kinds = [name for name, rows in others.items() if rows == types and name not in positions]
     if word is None or len(positions) != 1 or len(kinds) > 1 or len(others) != 1 + len(kinds):
         shown = ", ".join(f"{name} of {rows} rows" for name, rows in others.items()) or "none"
-        raise Otherwise(f"beside words it has the tables {shown}; a table of positions and at most one of token types are needed")
+        raise Otherwise(f"besides words it has the tables {shown}; a table of positions and at most one of token types are needed")
     return word, kinds[0] if kinds else None, positions[0]
 
 
@@ -271,8 +271,8 @@ def _first_position(model: PreTrainedModel, table: nn.Module) -> int:
     return first
 
 
-def _plan(found: Found, scales: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]]) -> Plan:
-    known: Any = found.modules
+def _plan(paths: EncoderPaths, scales: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]]) -> Plan:
+    known: Any = paths.modules
 
     def linear(name: str) -> Linear:
         return linear_of(name, known[name], scales.get(name))
@@ -281,23 +281,23 @@ def _plan(found: Found, scales: Mapping[str, Any], nodes: Mapping[str, Mapping[s
         return Norm(_float(known[name].weight), _float(known[name].bias), float(known[name].eps))
 
     def blocks() -> Iterator[Block]:
-        for attention, (up, down), (first, second) in zip(found.attentions, found.feed_forward, found.norms, strict=True):
+        for attention, (up, down), (first, second) in zip(paths.attentions, paths.feed_forward, paths.norms, strict=True):
             query, key, value = (linear(attention.parts[part][0]) for part in ("query", "key", "value"))
             yield Block(
                 query, key, value, linear(attention.output), linear(up), linear(down),
                 attention.head_dim, attention.scaling, norm(first), norm(second),
             )  # fmt: skip
 
-    word = _float(known[found.word].weight)
+    word = _float(known[paths.word].weight)
     return Plan(
         word=word,
-        kind=torch.zeros(1, word.shape[1]) if found.kind is None else _float(known[found.kind].weight),
-        position=_float(known[found.position].weight),
-        norm=norm(found.norm),
-        first_position=found.first_position,
-        activation=found.activation,
+        kind=torch.zeros(1, word.shape[1]) if paths.kind is None else _float(known[paths.kind].weight),
+        position=_float(known[paths.position].weight),
+        norm=norm(paths.norm),
+        first_position=paths.first_position,
+        activation=paths.activation,
         blocks=tuple(blocks()),
-        head=tuple((linear(name), after) for name, after in found.head),
+        head=tuple((linear(name), after) for name, after in paths.head),
         nodes={name: nodes[name] for name in nodes},
     )
 

@@ -1,4 +1,4 @@
-"""What a fused int8 encoder computes: its tensors and numbers, checked once, and the one file that holds them.
+"""The plan of a fused int8 encoder: its tensors and numbers, checked once, and the one file that holds them.
 
     h = LayerNorm(word[id] + kind[kind id] + position[position id])
     in every block     h = LayerNorm(h + out(attention(query(h), key(h), value(h))))
@@ -165,7 +165,7 @@ class Plan:
     head: tuple[tuple[Linear, HeadActivation], ...]
     """Layers from the first token to the logits."""
     nodes: Mapping[str, Mapping[str, str]]
-    """What the ONNX graph of the same model calls the tensors of an int8 layer, by path of the module: `input`, `codes`, and its product
+    """Tensor names of an int8 layer in the ONNX graph of the same model, by path of the module: `input`, `codes`, and its product
     before the bias, `output`, or with it, `biased`."""
 
     @property
@@ -273,19 +273,19 @@ def _document(linear: Linear) -> dict[str, Any]:
     return told
 
 
-def _linear(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:
-    name, own = told["name"], f"{told['name']}."
+def _linear(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:
+    name, own = entry["name"], f"{entry['name']}."
     found = {key.removeprefix(own): tensor for key, tensor in tensors.items() if key.startswith(own) and "." not in key.removeprefix(own)}
     bias = found.get("bias")
-    if "input_scale" not in told:
+    if "input_scale" not in entry:
         return FloatLinear(name, found["weight"], bias)
     weight: Int8Weight | SparseWeight
-    if "shape" in told:
-        packed = Packed(tuple(told["shape"]), found["bitmap"], found["blocks"])
+    if "shape" in entry:
+        packed = Packed(tuple(entry["shape"]), found["bitmap"], found["blocks"])
         weight = SparseWeight(packed, index(packed), found["scale"], bias)
     else:
         weight = Int8Weight(found["codes"], found["scale"], bias)
-    return Int8Linear(name, weight, told["input_scale"], found.get("smooth"))
+    return Int8Linear(name, weight, entry["input_scale"], found.get("smooth"))
 
 
 def _of_norm(name: str, norm: Norm) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ids may be, so that no kernel reads beyond a table."""
+    """Bounds of the ids, so that no kernel reads beyond a table."""
 
     words: int
     kinds: int
@@ -65,7 +65,7 @@ def pack(features: Features, limits: Limits) -> Rows:
     """Returns the rows of a batch without their padding, on the CPU.
 
     Args:
-        features: `input_ids` int64 [n, L]; `attention_mask` of the same shape, 1 for tokens and 0 for the padding behind them, or none
+        features: `input_ids` int64 [n, L]; `attention_mask` of the same shape, 1 for tokens and 0 for the padding after them, or none
             where nothing is padded; `token_type_ids`, or none for type 0.
         limits: Limits of ids and lengths.
 

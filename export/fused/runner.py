@@ -64,7 +64,7 @@ class Runner:
 
     @property
     def provider(self) -> str:
-        """What runs the kernels."""
+        """Library that runs the kernels, and its version."""
         return f"triton {triton.__version__}" if self.device.type == "cuda" else "triton interpreter"
 
     def predict(self, features: Features) -> NDArray[np.float32]:
@@ -92,7 +92,7 @@ class Runner:
             return self._encoder.probe(self._packed(features).to(self.device))[1]
 
     def _on_device(self) -> AbstractContextManager[Any]:
-        """The Triton language launches on the current device, whatever its tensors lie on."""
+        """The Triton language launches on the current device, wherever its tensors are."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _packed(self, features: Features) -> Rows:

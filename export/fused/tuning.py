@@ -1,4 +1,4 @@
-"""Which tile of an int8 GEMM is fastest on this GPU: measured once for each size, and remembered.
+"""The fastest tile of an int8 GEMM on this GPU: measured once for each size, and cached.
 
 The file `$XDG_CACHE_HOME/compress/tiles-<digest>.json` holds the tiles of one GPU and one set of versions: the digest is of the name and
 the capability of the device, of the versions of torch, the Triton language and CUDA, and of the sources of the kernels. What any of them
@@ -40,7 +40,7 @@ CANDIDATES = (
     Tile(128, 64, 128, 4, 3),
     Tile(128, 128, 64, 8, 4),
 )
-"""What is tried."""
+"""Tiles to try."""
 WIDE = (
     Tile(64, 256, 128, 8, 3),
     Tile(128, 256, 64, 8, 4),
@@ -50,9 +50,9 @@ WIDE = (
     Tile(128, 128, 128, 8, 3, True),
     Tile(128, 128, 64, 8, 4, True),
 )
-"""What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill.
+"""More tiles to try from capability 9.0 on: sums fit into the registers of four warps there, below they spill.
 
-Those that end in halves take at most 128 registers and less than half of the shared memory, so that two programs share a multiprocessor:
+Tiles with two passes take at most 128 registers and less than half of the shared memory, so that two programs share a multiprocessor:
 one multiplies while the other ends.
 """
 SOURCES = (gemm, epilogue, activation_codes, rounding)
@@ -119,9 +119,9 @@ def facts(device: torch.device) -> dict[str, str]:
     }
 
 
-def cache_file(told: Mapping[str, str]) -> Path:
+def cache_file(machine: Mapping[str, str]) -> Path:
     """Returns the path of the file for what `facts` gave."""
-    digest = hashlib.sha256(json.dumps(dict(told), sort_keys=True).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps(dict(machine), sort_keys=True).encode()).hexdigest()[:12]
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home, "compress", f"tiles-{digest}.json")
 

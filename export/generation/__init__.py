@@ -1,1 +1,1 @@
-"""Graphs that generate text: keys and values of earlier tokens are kept as state, so that a step computes its new tokens alone."""
+"""Graphs that generate text: keys and values of earlier tokens are kept as state, so that a step computes only its new tokens."""

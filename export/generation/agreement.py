@@ -101,7 +101,7 @@ class Agreement:
     def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
 
-        Answers to some prompts of the gate, of several lengths, stand next to them in the file: the server is asked both.
+        Answers to some prompts of the gate, of several lengths, are stored next to them in the file: the server answers both.
         """
         prompts = self._evaluation_prompts
         found, baseline = self.answered(process), self._in_torch(Checkpoint(self._context.baseline.path), held_out=True)
@@ -171,6 +171,6 @@ class Agreement:
 
 
 def answer(process: EngineProcess, prompts: Prompts) -> Tokens:
-    """Returns the greedy tokens of an engine, int32 [n, T]; `ENDED` behind an answer that ends."""
+    """Returns the greedy tokens of an engine, int32 [n, T]; `ENDED` after an answer that ends."""
     answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends))
     return filled([one.tokens[0] for one in answers], prompts.tokens)

@@ -3,7 +3,7 @@
     input_ids       int64 [b, n]      the new tokens
     attention_mask  int64 [b, p + n]  1 for tokens, 0 for padding; p tokens are in the cache already
     position_ids    int64 [b, n]      positions of the new tokens, not counting padding
-    beam_idx        int32 [b]         the row of the cache that each row goes on from: 0..b-1 unless beams are reordered
+    beam_idx        int32 [b]         the row of the cache that each row continues: 0..b-1 unless beams are reordered
     logits          float32 [b, n, V]
 
 Keys and values are state of the infer request ([b, heads, p, head size] for each layer) and empty after `reset_state`. The model is traced
@@ -11,7 +11,7 @@ with caches that are filled by hand: updating an empty cache takes another branc
 a sliding window is a matter of the attention mask.
 
 The graph gives the logits of every position, which whole blocks are scored with. Where an answer is asked, the pipelines of OpenVINO GenAI
-cut what the head reads to the last position; they look for its product right before the output, or behind the soft cap of Gemma 2.
+cut what the head reads to the last position; they look for its product right before the output, or after the soft cap of Gemma 2.
 
 Left out: encoder-decoders (`export.generation.encoder_decoder_graphs`), recurrent states (Mamba, RWKV), caches with sizes of their own
 (DeepSeek's compressed keys).
@@ -32,7 +32,7 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from export.generation.kept import missing_keys
+from export.generation.missing_keys import missing_keys
 from export.graph.experts import make_exportable
 from foundation.core.errors import InputError
 from foundation.models.library import quiet
@@ -49,7 +49,7 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
     """Returns a decoder with its cache as state.
 
     Args:
-        model: A causal language model of Transformers, in eval mode and float32; its experts go on to run in the form that can be traced.
+        model: A causal language model of Transformers, in eval mode and float32; its experts stay in the form that can be traced.
 
     Raises:
         InputError: It keeps something else than keys and values.

@@ -11,11 +11,11 @@ OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the inpu
 the input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
 
 FakeQuantize alone would round otherwise than torch: OpenVINO computes rint(x * a + b) with a = 255 / (high - low), b = -low * a in float32.
-With b at 128 the sum is 1.5e-5 coarse, and for some scales b is 128.00002, which lifts what lies just below a boundary. In a small
+With b at 128 the sum is 1.5e-5 coarse, and for some scales b is 128.00002, which lifts values just below a boundary. In a small
 Qwen2-MoE that turned one code in 200,000, and through attention moved the logits of a third of all tokens. Behind Round the input is an
 integer and the sum is exact. OpenVINO runs Multiply, Round and FakeQuantize as one node.
 
-Beside static int8 layers OpenVINO makes tables float again when it compiles the model: they are small in the file alone.
+Beside static int8 layers OpenVINO makes tables float again when it compiles the model: only the file is smaller.
 
 Left out: int8 products of attention and residual additions (the attention of the cached graph is float), and FP8, which OpenVINO does not
 multiply on a CPU.
@@ -129,10 +129,10 @@ def _insert(product: openvino.Node, name: str, scales: Scales, inputs: _Inputs) 
 
 
 class _Inputs:
-    """What quantized layers multiply; layers that read one tensor with one scale share its rounding."""
+    """Rounded inputs of quantized layers; layers that read one tensor with one scale share its rounding."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], openvino.Output] = {}
+        self._cache: dict[tuple[object, ...], openvino.Output] = {}
 
     def of(self, value: openvino.Output, scales: LayerScales | DynamicScales) -> openvino.Output:
         """Returns the input of a layer, divided by its smoothing vector if it has one, and rounded where its scale is fixed."""
@@ -145,9 +145,9 @@ class _Inputs:
         return value if step is None else self._once((*source, step.item()), lambda: rounded(value, step.item()))
 
     def _once(self, key: tuple[object, ...], make: Callable[[], openvino.Node]) -> openvino.Output:
-        if key not in self._made:
-            self._made[key] = make().output(0)
-        return self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make().output(0)
+        return self._cache[key]
 
 
 def rounded(value: openvino.Output, step: float) -> openvino.Node:

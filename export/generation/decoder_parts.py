@@ -6,9 +6,9 @@
     logits           head(RMSNorm(x))
 
 Names alone prove little: Granite has the same modules and multiplies their outputs by numbers of its own. `Parts.forward` therefore
-computes as above, and a model whose logits are others is refused.
+computes as above, and a model with other logits is refused.
 
-Left out: norms behind a block (OLMo 2, Gemma), LayerNorm (GPT-2, OPT, Falcon), merged projections (Phi 3), mixtures of experts, rotary
+Left out: norms after a block (OLMo 2, Gemma), LayerNorm (GPT-2, OPT, Falcon), merged projections (Phi 3), mixtures of experts, rotary
 embeddings of a part of a head, or of a base that depends on the length.
 
 Shape suffixes: b rows, n tokens, D width, V vocabulary.
@@ -35,7 +35,7 @@ TOLERANCE = 1e-3
 """Largest difference of logits, as a share of the largest: sums in another order reach about 1e-5."""
 PROOF_TOKENS = 24
 HEAD_UNIT = 16
-"""What GroupQueryAttention asks the head size to be a multiple of."""
+"""GroupQueryAttention requires a head size that is a multiple of this."""
 ACTIVATIONS: Mapping[str, Any] = {
     "silu": nn.functional.silu,
     "gelu": nn.functional.gelu,
@@ -46,7 +46,7 @@ SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gel
 
 
 class Otherwise(Exception):
-    """A model is built otherwise; the message says where."""
+    """The model has another structure; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Layer:
     heads: int
     key_heads: int
     window: int | None = None
-    """Tokens that attention looks back on, the own one included; None: all."""
+    """Size of the attention window, the current token included; None: all tokens."""
     query_norm: Tensor | None = None
     """Norm of each head, float32 [head size]; None where queries and keys are not normalized."""
     key_norm: Tensor | None = None
@@ -149,7 +149,7 @@ def parts_of(model: nn.Module) -> Parts:
     known: Any = model
     kind = known.config.model_type
     try:
-        parts = _found(known)
+        parts = _read_parts(known)
     except (Otherwise, AttributeError, TypeError) as error:
         why = f"{type(error.obj).__name__} has no {error.name}" if isinstance(error, AttributeError) and error.name else str(error)
         raise InputError(
@@ -169,7 +169,7 @@ def parts_of(model: nn.Module) -> Parts:
     return parts
 
 
-def _found(model: PreTrainedModel) -> Parts:
+def _read_parts(model: PreTrainedModel) -> Parts:
     """Reads the parts; raises `Otherwise`, AttributeError or TypeError where one is missing or another is there."""
     paths = {module: path for path, module in model.named_modules()}
     base, config = model.base_model, model.config
@@ -242,7 +242,7 @@ def _layer(layer: Any, number: int, config: PreTrainedConfig, paths: Mapping[Any
 
 
 def _only(module: Any, names: set[str]) -> None:
-    """Raises where a module has other parts than these."""
+    """Raises if a module has other parts than these."""
     others = sorted({name for name, _ in module.named_children()} - names)
     if others:
         raise Otherwise(f"{type(module).__name__} has {', '.join(others)}")

@@ -5,7 +5,7 @@
     tokenizer.json, chat.json, ...     what text is read from (`export.generation.text_files`)
     config.json, generation_config.json
 
-`foundation.standalone.encoder_decoder` runs it with numpy and openvino alone.
+`foundation.standalone.encoder_decoder` runs it with only numpy and openvino.
 """
 
 from __future__ import annotations

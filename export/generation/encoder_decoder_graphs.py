@@ -10,7 +10,7 @@ Decoder, asked for each token; its own keys and values are state of the infer re
 
     input_ids       int64 [b, n]      the new tokens of the target
     attention_mask  int64 [b, S]      the mask of the source
-    beam_idx        int32 [b]         the row of the state that each row goes on from: 0..b-1 unless beams are reordered or rows are done
+    beam_idx        int32 [b]         the row of the state that each row continues: 0..b-1 unless beams are reordered or rows are done
     cross.<layer>.key, .value         what the encoder gave
     logits          float32 [b, n, V]
 
@@ -115,7 +115,7 @@ class _Decoder(nn.Module):
         read, past = kept[: self.cross], [one.index_select(0, beam_idx) for one in kept[self.cross :]]
         cache = EncoderDecoderCache(_cache(past), _cache(read))
         logits = self.model(
-            # of the states of the encoder the decoder asks the length alone: their keys and values are there
+            # the decoder reads only the length of the encoder's states: their keys and values are cached
             encoder_outputs=BaseModelOutput(last_hidden_state=attention_mask[..., None].float()),
             attention_mask=attention_mask,
             decoder_input_ids=input_ids,

@@ -1,4 +1,4 @@
-"""What it costs to keep keys and values in less than an engine computes in.
+"""Measures the cost of a cache of keys and values in a lower precision than the engine's.
 
 The gate of parity checks whether a graph computes what torch does, so that an engine answers it with a cache in the precision that it
 computes in. The cache that was asked for may then change answers: the engine as it is served is evaluated, not held to torch, and compared
@@ -40,7 +40,7 @@ def with_float_cache(spec: EngineSpec) -> EngineSpec:
 
 @dataclass(frozen=True)
 class FloatCache:
-    """What an engine with such a cache answered to the evaluation split."""
+    """Answers of an engine with such a cache to the evaluation split."""
 
     predictions: Path
     tokens: Tokens

@@ -53,17 +53,17 @@ FUNCTIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Operators of `decoder_parts.ACTIVATIONS`, and their attributes."""
 
 
-def fused_graph(found: OnGrids) -> onnx.ModelProto:
+def fused_graph(on_grids: OnGrids) -> onnx.ModelProto:
     """Returns the graph of a decoder, float or quantized.
 
     Raises:
         InputError: Its layers are not built like Llama's, or are quantized in a scheme that MatMulNBits does not multiply.
     """
-    others = sorted({type(scales).SCHEME for scales in found.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
+    others = sorted({type(scales).SCHEME for scales in on_grids.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
     if others:
         raise InputError("quantize", f"{', '.join(others)} given", "ONNX Runtime multiplies w4a16 and w8a8-dynamic in a decoder")
-    parts = parts_of(found.model)
-    writer = _Writer(parts, found.layers, found.tables)
+    parts = parts_of(on_grids.model)
+    writer = _Writer(parts, on_grids.layers, on_grids.tables)
     return writer.model()
 
 
@@ -156,7 +156,7 @@ class _Writer:
         given: dict[str, Any] = {"bits": 8, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
         return self._op("GatherBlockQuantized", [rows, "input_ids", scale], ["embedded"], MICROSOFT, **given)
 
-    def _head(self, asked: str) -> None:
+    def _head(self, states: str) -> None:
         """Multiplies by the head."""
         parts, head = self._parts, self._modules[self._parts.head]
         table = parts.embeddings if parts.tied else parts.head
@@ -164,13 +164,13 @@ class _Writer:
         if table in self._tables:
             outputs, inputs = head.weight.shape
             codes, scale = self._table(table)
-            self._of_blocks(asked, [codes, scale, "", "", bias or ""], "logits", parts.head, (outputs, inputs, table_block(inputs), 8))
+            self._of_blocks(states, [codes, scale, "", "", bias or ""], "logits", parts.head, (outputs, inputs, table_block(inputs), 8))
             return
         if parts.head in self._scales:
-            self._product(asked, [parts.head], "logits")
+            self._product(states, [parts.head], "logits")
             return
         product = "logits" if bias is None else "logits.product"
-        self._op("FusedMatMul", [asked, self._constant(table, head.weight)], [product], MICROSOFT, name=parts.head, transB=1)
+        self._op("FusedMatMul", [states, self._constant(table, head.weight)], [product], MICROSOFT, name=parts.head, transB=1)
         if bias is not None:
             self._op("Add", [product, bias], ["logits"])
 
@@ -228,7 +228,7 @@ class _Writer:
         return None, bias
 
     def _product(self, value: str, names: Sequence[str], output: str | None = None) -> str:
-        """Multiplies by the weights of linear layers of one format, behind one another."""
+        """Multiplies by the weights of linear layers of one format, one after another."""
         output, layers = output or f"{names[0]}.out", [self._modules[name] for name in names]
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else self._constant(f"{names[0]}.bias", torch.cat(biases))
@@ -252,9 +252,9 @@ class _Writer:
         outputs = sum(layer.weight.shape[0] for layer in layers)
         return self._of_blocks(value, [*given, "", bias or ""], output, node, (outputs, inputs, block, bits))
 
-    def _of_blocks(self, value: str, given: Sequence[str], output: str, name: str, shape: tuple[int, int, int, int]) -> str:
-        """Adds a MatMulNBits; `given` are codes, scales, zero points, the order of inputs and the bias, "" for what there is not."""
-        inputs = [value, *given]
+    def _of_blocks(self, value: str, operands: Sequence[str], output: str, name: str, shape: tuple[int, int, int, int]) -> str:
+        """Adds a MatMulNBits; `operands` are codes, scales, zero points, the order of inputs and the bias, "" for what there is not."""
+        inputs = [value, *operands]
         while not inputs[-1]:
             inputs.pop()
         sizes: dict[str, Any] = dict(zip(("N", "K", "block_size", "bits"), shape, strict=True))

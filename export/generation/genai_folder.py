@@ -9,7 +9,7 @@ Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CP
 tokenizer, and token ids in any case.
 
 Two ways to run attention. Paged attention serves many requests at once; OpenVINO makes it from the graph where it finds the operator
-ScaledDotProductAttention in every layer, and drops the attention mask. That is right for causal attention alone, and where no token depends
+ScaledDotProductAttention in every layer, and drops the attention mask. That is right only for causal attention, and where no token depends
 on how many others are read with it: `paged_obstacle` names the models for which it is not. Stateful attention runs the graph as it is, one
 request at a time.
 """

@@ -1,11 +1,11 @@
-"""Whether tokens of a decoder depend on the positions of tokens behind them, which paged attention and prompts read in parts would change.
+"""Whether tokens of a decoder depend on the positions of tokens after them, which paged attention and prompts read in parts would change.
 
-Causal attention alone looks back. Rotary frequencies that are chosen by the length of what is read look ahead: LongRoPE takes its long
+Only causal attention looks back. Rotary frequencies that are chosen by the length of what is read look ahead: LongRoPE takes its long
 factors for all tokens of a step once the largest position in it is over `original_max_position_embeddings`. Continuous batching reads
 tokens of several texts in one step, and a long prompt in several steps. A short text would get the frequencies of its neighbour, and the
 start of a long one the frequencies of a short text.
 
-No name of a method is looked for. The graph is asked: 8 tokens at positions 0 to 7, and behind them one at position 8 or at the last
+No name of a method is looked for. The graph is asked: 8 tokens at positions 0 to 7, and after them one at position 8 or at the last
 position of the context. The logits of the 8 tokens are the same, unless lengths change them. Where lengths change them past the context
 alone (dynamic NTK), that is no obstacle.
 """

@@ -1,4 +1,4 @@
-"""What engines that generate are asked, starts of blocks, whole sources or questions, and the greedy answers of torch to compare with."""
+"""Prompts for engines that generate (starts of blocks, whole sources or questions), and torch's greedy answers to compare with."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PROMPT_TOKENS = 32
 PART_TOKENS = 256
 """Tokens of a prompt that continuous batching reads in one step."""
 MOST_LONG = 2048
-"""Tokens of the longest prompt that is asked: torch has to answer it too."""
+"""Tokens of the longest prompt: torch has to answer it too."""
 BEYOND = 44
-"""Tokens of a long prompt past what it has to be longer than."""
+"""Tokens by which a long prompt exceeds the length of one step, or of a switch."""
 LONG_PROMPTS = 4
-"""Long prompts: all of them wrong are more than chance allows."""
+"""Number of long prompts: enough that an engine does not fail all of them by chance."""
 BATCH_SIZE = 16
 Tokens = NDArray[np.int32]
 T = TypeVar("T")
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompts:
-    """What engines are asked, and how long the answers may be."""
+    """Prompts, and how long the answers may be."""
 
     rows: tuple[Tokens, ...]
     """Token ids, int32 [P] each: starts of blocks of equal length, whole sources, or questions."""
@@ -55,7 +55,7 @@ class Prompts:
     questions: bool = False
     """Whether they are questions."""
     long: tuple[int, ...] = ()
-    """Places of prompts that are longer than what is read in one step."""
+    """Indices of prompts that are too long to be read in one step."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], settings: Generation, max_length: int) -> Prompts:
@@ -98,12 +98,13 @@ class Prompts:
     def mixed(self, rows: Sequence[Row], longest: int | None, switch: int | None) -> Prompts:
         """Returns prompts of several lengths in place of starts of blocks: shorter ones, and long ones between them.
 
-        Prompts that are read at once differ in length, and a long one is read in parts. Equal lengths hide where an engine mixes texts up.
+        Prompts that are read at once differ in length, and a long one is read in parts. With equal lengths an engine could mix up texts
+        unnoticed.
 
         Args:
             rows: Blocks of token ids, int32 [L] each.
             longest: Most tokens that the model reads; None: any number.
-            switch: Tokens of a text from which on the model places tokens in another way; None: there is no such length.
+            switch: Text length (tokens) from which on the model uses other position embeddings; None: there is no such length.
         """
         short = [row[: max(1, len(row) * (4 - place % 4) // 4)] for place, row in enumerate(self.rows)]
         text = np.concatenate([row for row in rows if isinstance(row, np.ndarray)]).astype(np.int32)
@@ -128,7 +129,7 @@ def _spread(rows: Sequence[T], count: int) -> list[T]:
 def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     """Returns the most likely tokens, one after the other, int32 [n, T].
 
-    The continuation of a block extends past end tokens. An answer to a source or a question ends with one; behind it stands `ENDED`.
+    The continuation of a block extends past end tokens. An answer to a source or a question ends with one; `ENDED` follows it.
 
     Args:
         model: A language model of Transformers in eval mode, float or quantized.
@@ -147,14 +148,15 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
 
 
 def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
-    """Yields the indices of prompts of equal length, at most `BATCH_SIZE` at once: padding would be another prompt."""
+    """Yields the indices of prompts of equal length, at most `BATCH_SIZE` at once: padding would change the prompt."""
     for length in sorted({len(row) for row in rows}):
         alike = [index for index, row in enumerate(rows) if len(row) == length]
         yield from (alike[start : start + BATCH_SIZE] for start in range(0, len(alike), BATCH_SIZE))
 
 
 def _continued(model: PreTrainedModel, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
-    """Continues prompts of equal length until all have ended; `ENDED` behind an end token. Texts are read again where Transformers does."""
+    """Continues prompts of equal length until all have ended; `ENDED` after an end token. A text is reread at the length at which
+    Transformers rereads it."""
     again = read_again_at(model)
     new = whole = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))
     chosen: list[torch.Tensor] = []

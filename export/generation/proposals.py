@@ -48,7 +48,12 @@ def with_proposals(builds: Sequence[Entry], settings: Generation, context: Conte
         return list(builds)
     proposing = _look_up(settings) if settings.draft is None else _draft(builds, settings, context)
     return [
-        {**build, "engines": [_asked(build, entry, proposing, context, root) if _generates(entry) else entry for entry in build["engines"]]}
+        {
+            **build,
+            "engines": [
+                _with_proposals(build, entry, proposing, context, root) if _generates(entry) else entry for entry in build["engines"]
+            ],
+        }
         if build["variant"] != settings.draft
         else build
         for build in builds
@@ -83,7 +88,7 @@ def _draft(builds: Sequence[Entry], settings: Generation, context: Context) -> E
     return {"draft": build["folder"], **told}
 
 
-def _asked(build: Entry, entry: Entry, proposing: Entry, context: Context, root: Path) -> Entry:
+def _with_proposals(build: Entry, entry: Entry, proposing: Entry, context: Context, root: Path) -> Entry:
     """Returns the entry of an engine that has answered once more."""
     name = f"{build['folder']} {entry['engine']} {entry['mode']}"
     if entry["mode"] != PROPOSED_MODE:

@@ -23,29 +23,29 @@ MOST_BYTES = 10_000_000
 KEY = "export.generation.questions"
 
 
-def read_questions(given: str) -> tuple[str, ...]:
+def read_questions(name: str) -> tuple[str, ...]:
     """Returns the lines of a text file that are not blank.
 
     Args:
-        given: Path of the file, as the recipe says.
+        name: Path of the file, as the recipe says.
 
     Raises:
         InputError: The file cannot be read, is too large, is not UTF-8, or has no question in it.
     """
-    path = local(given, KEY)
+    path = local(name, KEY)
     try:
-        text = read_plain(path, MOST_BYTES, f"{KEY}: {given}").decode("utf-8")
+        text = read_plain(path, MOST_BYTES, f"{KEY}: {name}").decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            KEY, f"{given} given, which cannot be read ({reason(error)})", remedy="give a UTF-8 file with one question a line"
+            KEY, f"{name} given, which cannot be read ({reason(error)})", remedy="give a UTF-8 file with one question a line"
         ) from error
     questions = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not questions:
-        raise InputError(KEY, f"{given} given, which has no question in it", remedy="give a UTF-8 file with one question a line")
+        raise InputError(KEY, f"{name} given, which has no question in it", remedy="give a UTF-8 file with one question a line")
     return questions
 
 
-def asked(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np.int32]:
+def encode_question(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np.int32]:
     """Returns the token ids of one question, int32 [P].
 
     Args:
@@ -79,7 +79,7 @@ def prompts_of(checkpoint: Checkpoint, questions: tuple[str, ...], tokens: int, 
         InputError: A question has no token, or leaves no room for its answer, or the chat template does not take it.
     """
     text = language_text(checkpoint.folder)
-    found = [asked(text, question) for question in questions]
+    found = [encode_question(text, question) for question in questions]
     for question, ids in zip(questions, found, strict=True):
         if not len(ids):
             raise InputError(KEY, f"{question:.40} has no token", remedy="give a question that the tokenizer knows")

@@ -1,4 +1,5 @@
-"""What a decoder reads from memory for each token: the weights that it multiplies, and the keys and values of the tokens before."""
+"""Counts the bytes that a decoder reads from memory for each token: the weights that it multiplies, and the keys and values of the tokens
+before."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ import openvino
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8}
 """Bits of a number; the few scales of an int8 cache are not counted."""
 ROUNDING = "FakeQuantize"
-"""What rounds the input of a static int8 layer."""
+"""Operations that round the input of a static int8 layer."""
 LOOK_UPS = ("Gather", "ShapeOf")
 BETWEEN = ("Convert", "Subtract", "Multiply", "Reshape")
-"""What stands between stored integers and the product that reads them."""
+"""Operations between stored integers and the product that reads them."""
 
 
 def reads_per_token(model: Path, float_precision: str, cache_precision: str) -> dict[str, int]:
     """Returns `weight_bytes` and `cache_bytes_per_token` of a model.
 
-    A table of which only rows are looked up (the embeddings, unless the head is tied to them) is not read as a whole and not counted.
+    A table that is only looked up by row (the embeddings, unless the head is tied to them) is not read as a whole and not counted.
 
     Args:
         model: The xml of `export.generation.genai_folder`.
@@ -57,7 +58,7 @@ def _bits(constant: openvino.Node, float_bits: int, is_static: bool) -> int:
 
 
 def _readers(node: openvino.Node) -> Iterator[openvino.Node]:
-    """Yields what reads a constant, past what stands between stored integers and their product."""
+    """Yields the readers of a constant, skipping the operations between stored integers and their product."""
     for reader in (target.get_node() for value in node.outputs() for target in value.get_target_inputs()):
         if reader.get_type_name() in BETWEEN:
             yield from _readers(reader)

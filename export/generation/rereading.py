@@ -1,6 +1,6 @@
-"""Where positions of a decoder change with the length of the text, and Transformers reads the text again.
+"""Finds the lengths at which the positions of a decoder change, and Transformers reads the text again.
 
-LongRoPE turns keys by its short factors up to `original_max_position_embeddings` tokens, and by its long ones behind. An answer that
+LongRoPE turns keys by its short factors up to `original_max_position_embeddings` tokens, and by its long ones after. An answer that
 crosses this length has keys of the first kind in its cache. `generate` of Phi 3 drops the cache there and reads the whole text again; for
 other models it continues with both kinds. Engines that answer do the same (`foundation.standalone.stretches`), so that they give the
 tokens of Transformers.

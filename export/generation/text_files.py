@@ -6,7 +6,7 @@
     openvino_detokenizer.xml, .bin               ids to text
 
 Every engine of ours and the server read the first two. The graphs are a second reader: openvino_tokenizers does not know every step of a
-tokenizer, gives other ids for some texts where it does (spaces before a digit that stands alone), and OpenVINO GenAI renders some chat
+tokenizer, gives other ids for some texts where it does (spaces before a single digit), and OpenVINO GenAI renders some chat
 templates to other prompts. So the graphs are asked `PROBES`, and left out where one answer differs: a program that gives text then gets an
 error instead of the answer to another prompt. Token ids are taken all the same.
 """
@@ -61,7 +61,7 @@ def of_transformers(tokenizer: PreTrainedTokenizerBase) -> LanguageText:
 
 
 def write_text_files(checkpoint: Checkpoint, folder: Path) -> LanguageText:
-    """Writes what the text of a checkpoint is read from, without the graphs.
+    """Writes the text files of a checkpoint (tokenizer, template, settings), without the graphs.
 
     Returns:
         Its reader.

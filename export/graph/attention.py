@@ -3,17 +3,17 @@
     softmax((Q K^T) s + M) V   ->   Attention(Q s, K, V, M), scale 1
     Q [B, H, S, D], K [B, H, T, D], V [B, H, T, E], M [B or 1, H or 1, S or 1, T]
 
-The products are the nodes `<module>/qk` and `<module>/pv` of `export.graph.onnx`. Between them may stand a factor or divisor, masks and
+The products are the nodes `<module>/qk` and `<module>/pv` of `export.graph.onnx`. Between them may be a factor or divisor, masks and
 position biases that are added, one Softmax over the last axis, and casts. The factor is applied to Q in front of the product, as NVIDIA's
-kernels ask: behind it the scores are larger by its reciprocal, and a fused kernel may add them up in halves. Masks are cast to the type
+kernels ask: after it the scores are larger by its reciprocal, and a fused kernel may add them up in 16 bits. Masks are cast to the type
 of Q and added up.
 
 How many heads there are is written into the shapes that split them, where it was left for a reshape to find: a kernel is chosen by it, and
 `foundation.standalone.tensorrt_plan.gate` groups attentions by it.
 
-What stays as it is, with the reason: attention that is not in halves (fused kernels are for halves; islands of `export.graph.halves` are
-there because scores may overflow), whose masks are too large for halves, that reads codes of Q/DQ, or that has anything else between its
-products, such as a soft cap.
+What stays as it is, with the reason: attention that is not in 16 bits (fused kernels need 16 bits; islands of
+`export.graph.half_precision` are there because scores may overflow), whose masks are too large for 16 bits, that reads codes of Q/DQ, or
+that has anything else between its products, such as a soft cap.
 
 The new node is `<module>/attention`. The opset becomes 23, which changes the meaning of no operation of ours but GroupNormalization; a
 graph with that keeps its attention too.
@@ -30,7 +30,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from export.graph.halves import LARGEST
+from export.graph.half_precision import LARGEST
 from export.graph.nodes import replace_nodes
 
 OPSET: Final = 23
@@ -68,14 +68,14 @@ class _Pattern:
 
 
 class _Unknown(Exception):
-    """Something stands between the products that a fused kernel does not have."""
+    """An operation between the products that a fused kernel does not have."""
 
 
 def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float], but: Mapping[str, str] | None = None) -> Fused:
     """Replaces every attention of a half graph that a fused kernel may run.
 
     Args:
-        model: What `export.graph.halves` made; left as it is.
+        model: What `export.graph.half_precision` made; left as it is.
         largest: Magnitudes of tensors of the float graph (`export.graph.ranges`); masks that are absent fit.
         but: Attentions that stay, by the name that their node would have, and why.
     """

@@ -1,6 +1,6 @@
 """Weights of a quantized checkpoint, exactly on the grids of their scales.
 
-A checkpoint stores its weights on their grids in the type of the model. Where that has 16 bits, the grid is held to its precision alone:
+A checkpoint stores its weights on their grids in the type of the model. Where that has 16 bits, the grid is only as precise as that type:
 0.7 s is stored as the nearest bfloat16. Codes are found by rounding, so that torch's integers are right; a graph that is made of the stored
 floats is not.
 """

@@ -1,6 +1,6 @@
 """Int8 convolutions for ONNX Runtime: the integer product spelled out, as no kernel of it takes the Q/DQ form.
 
-ONNX Runtime fuses DequantizeLinear, Conv, QuantizeLinear to QLinearConv. Behind our convolutions stand a bias, a ReLU, an addition, and
+ONNX Runtime fuses DequantizeLinear, Conv, QuantizeLinear to QLinearConv. Our convolutions are followed by a bias, a ReLU, an addition, and
 only then the next QuantizeLinear, so that it would multiply in float. Each convolution whose inputs are both dequantized becomes
 
     ConvInteger(q_x, q_w)  ->  Cast to float  ->  Mul by s_x * s_w  ->  Add of the bias

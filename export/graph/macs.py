@@ -6,7 +6,7 @@ Shapes are read off a run of the graph in ONNX Runtime, with a Shape node on bot
 inference loses the batch and head axes in Reshape chains where the batch is 1 (seen on BERT), and a shape that is guessed wrongly would
 falsify the int8 share without a sign. The price is one forward pass.
 
-Left out: everything that is no GEMM (LayerNorm, softmax, GELU), below 1 % of a Transformer.
+Left out: everything that is not a GEMM (LayerNorm, softmax, GELU), below 1 % of a Transformer.
 """
 
 from __future__ import annotations

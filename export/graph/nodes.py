@@ -12,7 +12,7 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> No
 
     Args:
         graph: Changed in place.
-        nodes: In an order in which each stands behind what it reads; may be nodes of the graph itself.
+        nodes: In topological order; may be nodes of the graph itself.
     """
     used, kept = {value.name for value in graph.output}, []
     for node in reversed(nodes):

@@ -1,25 +1,25 @@
-"""A checkpoint as one clean ONNX graph in float32: what every engine is built from.
+"""Exports a checkpoint as one clean ONNX graph in float32, from which every engine is built.
 
-The graph is traced by `torch.onnx.export(dynamo=True)` and then tidied, so that engines recognise its patterns and a reader finds his
-layers again:
+The graph is traced by `torch.onnx.export(dynamo=True)` and then tidied, so that engines recognise its patterns and readers find their
+layers:
 
 - the attention mask becomes additive once, before the model: `bias = (1 - mask) * MASKED`, float [B, 1, 1, S]; for text-generation
   `bias = (column > row) * MASKED`, float [1, 1, S, S]. A boolean mask would leave Where and IsNaN nodes in every layer;
 - attention is traced in its plain form `softmax(Q K^T * scale + bias) V`. The decomposition of scaled_dot_product_attention yields the
   same numbers with 12 Reshape, 6 Transpose, 18 Slice and 12 Concat nodes more on a model of 6 layers;
-- every GEMM is called after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; a convolution with a batch
+- every GEMM is named after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; a convolution with a batch
   norm merged into it after the convolution; the two products of
   attention are `<module>/qk` and `<module>/pv`. Engines report these node names, and `export.graph.qdq` and `export.graph.macs` look for
   them;
-- what no head reads is not computed (`export.graph.unread_tokens`): of the last layer of most classifiers, all tokens but the first;
-- tokens that leave the model leave it before they are computed (`export.graph.dropped_tokens`);
-- shapes of intermediate tensors, stack traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
+- tokens that the head does not read are not computed in the last layer (`export.graph.unread_tokens`): in most classifiers all but the
+first; - dropped tokens are dropped before they are computed (`export.graph.dropped_tokens`); - shapes of intermediate tensors, stack
+traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
 
 Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.graph.qdq` makes it
 int8.
 
 A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
-(`foundation.models.layers.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
+(`foundation.models.layers.conv1d`). An encoder-decoder reads the source and the target after its start token, both padded to S.
 
 Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
 exporter refuses those itself.
@@ -68,7 +68,7 @@ MODULE = "module"
 """Key of the metadata of a GEMM node that holds the path of its torch module."""
 GEMMS = frozenset({"MatMul", "Gemm", "Conv"})
 EXTERNAL_ABOVE = 2_000_000_000
-"""Bytes of weights above which they go to a file of their own: protobuf stops at 2 GiB."""
+"""Weights with more bytes go to a separate file: protobuf stops at 2 GiB."""
 EXAMPLE_LENGTH = 7
 """Tokens of the rows that are traced: a size that no axis of a model has."""
 _PREFIX = "model."
@@ -99,7 +99,7 @@ class _Text(nn.Module):
 class _Generation(nn.Module):
     """Takes token ids int64 [B, S]; hands the model an additive causal mask float [1, 1, S, S], or lets it make its own.
 
-    There is no mask of padding: what stands behind a token is masked anyway.
+    There is no mask of padding: what comes after a token is masked anyway.
     """
 
     def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
@@ -146,7 +146,7 @@ def export_float(checkpoint: Checkpoint, preprocessor: Preprocessor, out: Path, 
 
     Args:
         checkpoint: Transformers folder; of a quantized one the float module with its grid weights is taken.
-        preprocessor: Gives modality and input names.
+        preprocessor: Provides modality and input names.
         out: The file to write. Weights of 2 GB and more go to `<out>.data` next to it.
         all_tokens: Whether the last layer computes tokens that nothing reads, too.
 
@@ -237,7 +237,7 @@ def _texts(model: PreTrainedModel, preprocessor: Preprocessor) -> Any:
 
 
 def _example_length(model: PreTrainedModel) -> int:
-    """Returns the tokens of the rows that are traced: of which at least two stay behind every block, as one would become a constant."""
+    """Returns the length of the traced rows: at least two tokens have to remain after every block, as one would become a constant."""
     shares = (getattr(model.config, SHAPE_KEY, None) or {}).get("tokens", ())
     return max(EXAMPLE_LENGTH, 2 * int(1 / min(shares, default=1.0)) + 1)
 
@@ -286,7 +286,7 @@ def _takes_additive_mask(model: PreTrainedModel, preprocessor: Preprocessor) -> 
     plain, additive = (_wrapper(preprocessor)(model, preprocessor.input_names, additive=additive) for additive in (False, True))
     try:
         return torch.allclose(plain(*rows), additive(*rows), atol=1e-4)
-    except (ValueError, RuntimeError, IndexError, TypeError, AssertionError):  # what models raise for a mask of four axes
+    except (ValueError, RuntimeError, IndexError, TypeError, AssertionError):  # errors that models raise for a mask of four axes
         return False
 
 
@@ -328,7 +328,7 @@ def _without_stack_traces() -> Iterator[None]:
 
 @contextmanager
 def _without_masks() -> Iterator[None]:
-    """Lets Transformers make no mask: for images it would add a tensor of zeros to the scores in every layer."""
+    """Stops Transformers from making a mask: for images it would add a tensor of zeros to the scores in every layer."""
     ALL_MASK_ATTENTION_FUNCTIONS["eager"] = lambda **_: None
     try:
         yield
@@ -338,7 +338,7 @@ def _without_masks() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporter's remarks (torchvision is not installed, a list of axes is empty, ...) and Transformers' own."""
+    """Silences the exporter's warnings (torchvision is not installed, a list of axes is empty, ...) and Transformers' own."""
     levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
     for logger in levels:
         logger.setLevel(logging.ERROR)

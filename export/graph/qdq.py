@@ -4,11 +4,11 @@ For a layer with input scale s, weight scales t[O] and weight codes Wq[O, I] the
 
     y = DQ(Q(x; s); s) @ DQ(Wq; t).T      Q(x; s) = saturate(rint(x / s), -128, 127),  DQ(q; s) = q * s
 
-and a convolution likewise. An engine that knows the pattern runs it as one integer GEMM with a single rescale by s * t, and any other runs
-it in float with the same numbers. Zero-points are 0; weights are stored as int8 only. Layers that read one tensor with one scale share its
-Q/DQ pair.
+and a convolution in the same way. An engine that knows the pattern runs it as one integer GEMM with a single rescale by s * t, and any
+other runs it in float with the same numbers. Zero-points are 0; weights are stored as int8 only. Layers that read one tensor with one scale
+share its Q/DQ pair.
 
-Where the checkpoint has a smoothing vector v[I] for a layer (`input_smooth`), a Mul by 1 / v stands before Q and Wq are the codes of W * v.
+Where the checkpoint has a smoothing vector v[I] for a layer (`input_smooth`), a Mul by 1 / v precedes Q and Wq are the codes of W * v.
 
 Where the checkpoint lists products of attention or residual additions, `export.graph.qdq_products` does the same for those.
 

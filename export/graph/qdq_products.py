@@ -3,7 +3,7 @@
     Y = DQ(Q(A; s_A); s_A) @ DQ(Q(B; s_B); s_B)          at `<module>/qk` and `<module>/pv`, the nodes that `export.graph.onnx` names so
     z = y + DQ(Q(r; s_r); s_r)                           at the addition that follows the GEMM of `<layer>/residual`
 
-with the scales of `foundation.schemes.sites` and the same places: Q before the scaling of the scores, P behind the softmax, r where the
+with the scales of `foundation.schemes.sites` and the same places: Q before the scaling of the scores, P after the softmax, r where the
 output of the layer, past its bias and reshapes, is added to something. A tensor that is quantized with the same scale already (a residual
 that a linear layer reads too) keeps its one pair of Q/DQ.
 

@@ -16,7 +16,7 @@ same:
     s = max(max |x| / 127, 2^-63)      Abs, ReduceMax, Div, Max
     q = clip(rint(x / s), -127, 127)   Div, Round, Clip; then + 128 as uint8 with zero-point 128, which its fast kernels on x86 take
 
-Where the checkpoint has a smoothing vector v[I] for a layer, a Mul by 1 / v stands before, and Wq are the codes of W * v. Layers that read
+Where the checkpoint has a smoothing vector v[I] for a layer, a Mul by 1 / v precedes it, and Wq are the codes of W * v. Layers that read
 one tensor share what is made of it.
 
 OpenVINO's CPU plugin quantizes groups of G inputs of each token, s = max |x| / 127 over the group, where 0 < G <= I, and multiplies in
@@ -78,7 +78,7 @@ class _Graph:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         self.names = set(self.weights)
         self.nodes: list[onnx.NodeProto] = []
-        self.made: dict[tuple[Any, ...], str] = {}
+        self.cache: dict[tuple[Any, ...], str] = {}
         self.since = (0, 0)
         """The first operator set and IR version that have what was added."""
 
@@ -94,9 +94,9 @@ class _Graph:
 
     def once(self, key: tuple[Any, ...], make: Callable[[], str]) -> str:
         """Returns the tensor of a key, made where there is none yet."""
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
 
 
 Rewrite = Callable[[_Graph, onnx.NodeProto, str, Scales], None]
@@ -183,7 +183,7 @@ def _fp8(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None
 
     def quantized() -> str:
         zero = graph.constant("zero_point.e4m3", np.zeros((), ml_dtypes.float8_e4m3fn))
-        stem = f"{tensor}.e4m3.{len(graph.made)}"
+        stem = f"{tensor}.e4m3.{len(graph.cache)}"
         inputs = [graph.constant(f"{stem}.scale", scale.reshape(())), zero]
         return graph.node("DequantizeLinear", [graph.node("QuantizeLinear", [tensor, *inputs], f"{stem}.quantized"), *inputs], stem)
 
@@ -257,7 +257,7 @@ def _smoothed(graph: _Graph, tensor: str, scales: Scales) -> str:
     factor_I = np.float32(1) / smooth_I.numpy()
 
     def multiplied() -> str:
-        stem = f"{tensor}.smoothed.{len(graph.made)}"
+        stem = f"{tensor}.smoothed.{len(graph.cache)}"
         return graph.node("Mul", [tensor, graph.constant(f"{stem}.factor", factor_I)], stem)
 
     return graph.once((tensor, factor_I.tobytes()), multiplied)
@@ -272,7 +272,7 @@ def _dequantized(graph: _Graph, node: onnx.NodeProto, name: str, weight: Stored)
     arrays = {"codes": weight.codes, "scale": weight.scale, "zero_point": weight.zero_point}
 
     def dequantized() -> str:
-        stem = weight_stem(name, transposed, taken=("weight", name, not transposed) in graph.made)
+        stem = weight_stem(name, transposed, taken=("weight", name, not transposed) in graph.cache)
         inputs = [
             graph.constant(f"{stem}.{suffix}", np.ascontiguousarray(array if transposed else array.T))
             for suffix, array in arrays.items()

@@ -1,4 +1,4 @@
-"""The graphs of a checkpoint: of a float one as it is, of a quantized one by what its scheme does with weights and activations.
+"""The graphs of a checkpoint: a float graph, or a graph that depends on how the scheme quantizes weights and activations.
 
     weights   activations   `model.onnx`                           for engines that need the scale of a token in the graph
     int8      static        Q/DQ (`qdq`)
@@ -7,7 +7,7 @@
     int4      float         int4 weights in groups, with zero points uint4
     fp8       static        Q/DQ in E4M3
 
-Every engine reads `model.onnx`, or makes its own file of it; which precisions an engine refuses stands in its own file.
+Every engine reads `model.onnx`, or makes its own file of it; its own file says which precisions an engine refuses.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def write_graphs(checkpoint: Checkpoint, preprocessor: Preprocessor, model: Path
 
     Args:
         checkpoint: The checkpoint.
-        preprocessor: Gives modality and input names.
-        model: The file to write; what an engine reads alone (`write_graph` of its file) goes next to it.
+        preprocessor: Provides modality and input names.
+        model: The file to write; engine-specific graphs (`write_graph` of its file) go next to it.
         engines: The engines of the target.
 
     Returns:

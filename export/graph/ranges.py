@@ -1,12 +1,12 @@
-"""How large the tensors of a graph get on calibration rows: what decides where halves are enough.
+"""Measures how large the tensors of a graph get on calibration rows: this decides where 16 bits are enough.
 
     largest[t]  max over rows and elements of |t|
     sums[p]     max over rows and outputs of sum_k |a_k| |b_k|, for a product p of a and b: what any order of adding up stays below
 
-One pass of ONNX Runtime on the CPU: each float tensor gets an Abs and a ReduceMax behind it, each product a second one of absolute
+One pass of ONNX Runtime on the CPU: each float tensor gets an Abs and a ReduceMax after it, each product a second one of absolute
 values. Only those scalars leave the engine. ONNX Runtime's own rewriting of graphs is off, so that every tensor is the graph's own.
 
-Left out: bounds on rows that were not seen; `export.graph.halves` keeps a share of the range in reserve for them.
+Left out: bounds on rows that were not seen; `export.graph.half_precision` keeps a share of the range in reserve for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv"})
 
 @dataclass(frozen=True)
 class Ranges:
-    """What was measured; values are nan where an element was no number."""
+    """Measured ranges; nan where an element was NaN."""
 
     largest: Mapping[str, float]
     """Keyed by the name of each float tensor, weights included."""

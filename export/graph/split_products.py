@@ -2,14 +2,14 @@
 
     Split(x W + b, [n1, n2, ...])   ->   x W_1 + b_1,  x W_2 + b_2, ...      W [I, O], codes int8 or weights float32, split along O
 
-GPT-2 computes queries, keys and values by one layer, `c_attn`. TensorRT's compiler moves a split behind a quantized product into its
+GPT-2 computes queries, keys and values by one layer, `c_attn`. TensorRT's compiler moves a split after a quantized product into its
 weight: it dequantizes the codes, cuts them, and multiplies in floats (seen on TensorRT-RTX 1.7.1: the layer reads int8 activations next to
 weights in half). With three products it finds three integer GEMMs, which it runs as one where that is faster, as it does in BERT. The
 integers stay as in the checkpoint, and so does every sum.
 
 The parts of node `<module>/MatMul` are `<module>/MatMul.0`, `.1`, ...; all keep the module.
 
-Left out: splits behind a reshape, and products that something else reads besides the split.
+Left out: splits after a reshape, and products that something else reads besides the split.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from export.graph.onnx import MODULE, module_of
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A product, the bias behind it or None, and the split of their result."""
+class _Match:
+    """A product, the bias after it or None, and the split of their result."""
 
     product: onnx.NodeProto
     bias: onnx.NodeProto | None
@@ -60,7 +60,7 @@ def split_products(model: onnx.ModelProto) -> int:
     return len(found)
 
 
-def _find(graph: onnx.GraphProto) -> Iterator[_Found]:
+def _find(graph: onnx.GraphProto) -> Iterator[_Match]:
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -86,7 +86,7 @@ def _find(graph: onnx.GraphProto) -> Iterator[_Found]:
         if len(behind) == 1 and behind[0].op_type == "Split" and _axis(behind[0]) in (-1, 2):  # of [B, S, O]
             sizes = _sizes(behind[0], values, stored.dims[1])
             if sizes is not None:
-                yield _Found(product, bias, behind[0], weight, sizes)
+                yield _Match(product, bias, behind[0], weight, sizes)
 
 
 def _sizes(split: onnx.NodeProto, values: dict[str, onnx.TensorProto], width: int) -> tuple[int, ...] | None:
@@ -101,11 +101,11 @@ def _axis(split: onnx.NodeProto) -> int:
     return next((int(attribute.i) for attribute in split.attribute if attribute.name == "axis"), 0)
 
 
-def _written(found: _Found, graph: onnx.GraphProto, values: dict[str, onnx.TensorProto]) -> Iterator[onnx.NodeProto]:
+def _written(match: _Match, graph: onnx.GraphProto, values: dict[str, onnx.TensorProto]) -> Iterator[onnx.NodeProto]:
     """Yields the nodes that take the place of the split."""
-    product, bias, weight = found.product, found.bias, found.weight
-    ends = np.cumsum(found.sizes).tolist()
-    for part, (size, end) in enumerate(zip(found.sizes, ends, strict=True)):
+    product, bias, weight = match.product, match.bias, match.weight
+    ends = np.cumsum(match.sizes).tolist()
+    for part, (size, end) in enumerate(zip(match.sizes, ends, strict=True)):
 
         def cut(name: str, part: int = part, start: int = end - size, end: int = end) -> str:
             """Returns the name of the columns of this part; of the tensor itself where it has a single value for all."""
@@ -121,7 +121,7 @@ def _written(found: _Found, graph: onnx.GraphProto, values: dict[str, onnx.Tenso
             node.CopyFrom(weight)
             node.name, node.output[:], node.input[:] = f"{weight.name}.{part}", [factor], [cut(name) for name in weight.input]
             yield node
-        output = found.split.output[part]
+        output = match.split.output[part]
         made = helper.make_node(
             "MatMul", [product.input[0], factor], [output if bias is None else f"{output}.product"], f"{product.name}.{part}"
         )

@@ -1,4 +1,4 @@
-"""The last layer for those tokens alone that the head reads: the same logits for less work.
+"""Computes the last layer only for the tokens that the head reads: the same logits for less work.
 
 A head that reads the first token (BERT's pooler, the class token of a ViT, `cls` pooling of embeddings) leaves the other rows of the last
 layer unread. Keys and values are needed of all tokens; queries, scores, the attention's output, residual additions, norms and the FFN
@@ -12,8 +12,8 @@ about a sixth for F = 4 D. Nothing is approximated: each number that is left is 
     x [B, S, D] -> Slice [0, K) -> ... -> norm [B, K, D] -> Gather 0
 
 From its end to its start the graph is asked which tensors are read only in their first K rows of one axis. An operation that treats the
-rows of that axis alike passes the question on to its inputs; behind any other one, and behind a tensor that somebody reads in full (as keys
-and values read x), stands a Slice.
+rows of that axis alike passes the question on to its inputs; after any other one, and after a tensor that somebody reads in full (as keys
+and values read x), a Slice is inserted.
 
 Where nothing is gained the graph is left as it is: mean pooling, a tag for each token, a token whose place depends on the padding (the last
 one of a causal model).
@@ -33,7 +33,7 @@ from onnx import TensorProto, helper, numpy_helper
 from export.graph.nodes import replace_nodes
 
 MOST: Final = 8
-"""Tokens that a head may read; what reads more is no head."""
+"""Tokens that a head may read; what reads more is not a head."""
 _ROWWISE: Final = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "And", "Or", "Not", "Equal", "Greater", "Less", "IsNaN", "Clip"),
@@ -41,7 +41,7 @@ _ROWWISE: Final = frozenset(
         *("Cast", "Identity", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Sin", "Cos"),
     }
 )
-"""Operations on each number alone, with inputs that are broadcast."""
+"""Elementwise operations, with inputs that are broadcast."""
 Dim = int | str
 """A size, or the name of one that is known when the model runs."""
 
@@ -84,7 +84,7 @@ def drop_unread_tokens(graph: onnx.GraphProto) -> int:
     known = KnownGraph.of(graph)
     producer = {output: node for node in graph.node for output in node.output}
     readers = [(node, *found) for node in graph.node if (found := _reads(node, known)) is not None and node.input[0] in floats]
-    heads = {id(node): axis for node, axis, _ in readers if _asked(producer.get(node.input[0]), axis, known) is not None}
+    heads = {id(node): axis for node, axis, _ in readers if _rows_needed(producer.get(node.input[0]), axis, known) is not None}
     if not heads:
         return 0
     rows = max(count for node, _, count in readers if id(node) in heads)
@@ -100,7 +100,7 @@ def drop_unread_tokens(graph: onnx.GraphProto) -> int:
 
 
 def _reads(node: onnx.NodeProto, known: KnownGraph) -> tuple[int, int] | None:
-    """Returns the axis of which a Gather reads the first rows only, and how many those are; None for any other node."""
+    """Returns the axis along which a Gather reads only the first rows, and their number; None for any other node."""
     indices = known.integers(node.input[1]) if node.op_type == "Gather" else None
     shape = known.shapes.get(node.input[0], [])
     if not indices or min(indices) < 0 or max(indices) >= MOST or not shape:
@@ -130,7 +130,7 @@ def ask(
         if id(node) in heads:
             inputs[0] = heads[id(node)]
         elif len(axes) == 1 and (axis := next(iter(axes))) is not None:
-            rows = _asked(node, axis, known)
+            rows = _rows_needed(node, axis, known)
             if rows is not None and all(
                 of is None or name not in given or takes(name, of) for name, of in zip(node.input, rows, strict=True)
             ):
@@ -141,7 +141,7 @@ def ask(
     return asked
 
 
-def _asked(node: onnx.NodeProto | None, axis: int, known: KnownGraph) -> list[int | None] | None:
+def _rows_needed(node: onnx.NodeProto | None, axis: int, known: KnownGraph) -> list[int | None] | None:
     """Returns which rows of each input a node needs for the first rows of one axis of its outputs.
 
     Returns:
@@ -205,7 +205,7 @@ def _first_input(node: onnx.NodeProto, axis: int, known: KnownGraph) -> int | No
 
 def write_narrowed(
     graph: onnx.GraphProto,
-    asked: Mapping[int, list[int | None]],
+    needed: Mapping[int, list[int | None]],
     known: KnownGraph,
     narrow: Callable[[str, str, int], onnx.NodeProto],
     word: str,
@@ -214,7 +214,7 @@ def write_narrowed(
 
     Args:
         graph: The graph, changed in place.
-        asked: What `ask` returned.
+        needed: What `ask` returned.
         known: The shapes; says which tensors have fewer rows already.
         narrow: Makes the node that takes some rows of a tensor, given its name, the output's name, and the axis.
         word: What names of narrowed tensors end in.
@@ -222,7 +222,7 @@ def write_narrowed(
     made: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        for index, axis in enumerate(asked.get(id(node), ())):
+        for index, axis in enumerate(needed.get(id(node), ())):
             name = node.input[index]
             if axis is None or known.narrowed.get(name) == axis:
                 continue

@@ -1,4 +1,4 @@
-"""GELU and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method says what is paid for how much.
+"""GELU and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method trades accuracy for speed.
 
 Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
 
@@ -8,7 +8,7 @@ Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid
     tanh        share = 1/2 + tanh(t) / 2,      t = y (d0 + d1 y^2) / 2
                 then code = rint(y (1 / s) share), rounded once: one fused multiply-add onto 1.5 * 2^23
 
-The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by what an error of theirs moves y Phi(y): at most 3.1e-6 with five
+The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by the effect of an error on y Phi(y): at most 3.1e-6 with five
 coefficients and 2.8e-4 with two. Both grow with |y| without an end, so that the share is 0 or 1 far out. SiLU needs none: e = -log2(e) y.
 
 Bounds, in steps of s, on how far the value that is rounded lies from the exact f(y) / s: a code differs from the correctly rounded one
@@ -38,9 +38,9 @@ from export.kernels.rounding import SPACING_ONE, int8_codes
 Activation = Literal["none", "gelu", "silu"]
 Method = Literal["exact", "branchless", "logistic", "tanh"]
 METHOD: Method = "exact"
-"""What kernels take where nothing else is asked for."""
+"""Default of the kernels."""
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-"""The interpreter knows no instructions of PTX: it takes exact functions in their place, and has smaller errors."""
+"""The interpreter knows no PTX instructions: it uses exact functions instead, and has smaller errors."""
 HALF_ROOT = tl.constexpr(0.5**0.5)
 LOG2_E = math.log2(math.e)
 LOGIT = (1.59565627, 7.29375821e-2, -2.49723371e-4, -6.11619929e-5, 2.23816323e-6)

@@ -70,7 +70,7 @@ class Scores:
 
     @property
     def factor(self) -> float:
-        """What a product is multiplied by."""
+        """Factor of the product."""
         return self.scaling * self.query_scale * self.key_scale
 
 
@@ -88,7 +88,7 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     q_THD, k_TKD, v_TKD = qkv
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
     tile_q, tile_k, num_warps = (64, 64, 4) if longest <= 64 else (128, 64, 8)
-    if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile lie in registers
+    if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile are in registers
         tile_q, tile_k, num_warps = 32, 32, 4
     arguments = {
         "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,

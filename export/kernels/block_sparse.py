@@ -79,7 +79,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Index:
-    """Where the blocks of a weight belong."""
+    """Positions of the blocks of a weight."""
 
     start: Tensor
     """int32 [S + 1]: strip s has the blocks start[s] to start[s + 1] - 1."""

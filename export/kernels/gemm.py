@@ -8,7 +8,7 @@ work together share tiles of the weight in cache.
 For capabilities 80 to 89, release 3.9 of the language carries prefetched operands through the loop byte by byte (3.7 does not): 264 PRMT
 and LOP3 an iteration, however many inputs a tile has. With 128 inputs the 64 matrix instructions of a tile still take longer on an A100.
 
-Inputs that are no multiple of 16 are correct and slow: they are copied byte by byte. Left out: splitting a long I over programs.
+Input sizes that are not a multiple of 16 are correct and slow: they are copied byte by byte. Left out: splitting a long I over programs.
 
 Shape suffixes: N rows, I inputs, O outputs.
 """
@@ -36,7 +36,7 @@ class Tile:
     inputs: int
     num_warps: int
     num_stages: int
-    halves: bool = False
+    two_passes: bool = False
     """Whether the outputs are ended one half after the other: half as many weight scales and biases wait in registers."""
 
 
@@ -68,7 +68,7 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
         "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
         "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
         "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0,
-        "STRIP": STRIP, "HALVES": tile.halves,
+        "STRIP": STRIP, "HALVES": tile.two_passes,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
     grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)

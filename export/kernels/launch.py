@@ -15,12 +15,12 @@ from foundation.core.errors import InputError
 from foundation.schemes.scales import positive
 
 Unit = Literal["int8", "fp16", "fp32"]
-"""What multiplies: int8 or fp16 matrix instructions, or the float32 lanes."""
+"""Units that multiply: int8 or fp16 matrix instructions, or the float32 lanes."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a launch must do at least, whatever the hardware."""
+    """Minimal work of a launch on any hardware."""
 
     num_bytes: int
     """Bytes of all inputs and outputs, each counted once: what a perfect cache would read and write."""

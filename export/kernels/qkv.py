@@ -3,9 +3,9 @@
     y = float32(q_x @ q_w.T) * scales + b                     as in `epilogue`, sums exact
     for a head of queries or keys with halves y1, y2          Su et al. 2021, https://arxiv.org/abs/2104.09864
         z1 = y1 cos - y2 sin,   z2 = y2 cos + y1 sin          cos and sin [N, D / 2], as Transformers' Llama pairs halves
-    z of queries and keys to float16 or float32, or to codes clamp(rint(z / s), -128, 127) for `attention`; values to that float type
+    queries and keys are stored as float16 or float32, or as codes clamp(rint(z / s), -128, 127) for `attention`; values in that float type
 
-The weights of queries, keys and values stand below each other: H D, K D and K D outputs. One program computes one head of some rows, as two
+The weights of queries, keys and values are stacked: H D, K D and K D outputs. One program computes one head of some rows, as two
 tiles of D / 2 outputs, so that the halves meet in registers. Without cos and sin the heads are only split.
 
 Bound: equal to the torch reference in every bit, as no product is fused with an addition.
@@ -33,7 +33,7 @@ DIMENSIONS = (32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Heads:
-    """How outputs are split, and what becomes of queries and keys.
+    """How outputs are split into heads, and how queries and keys are stored.
 
     Raises:
         InputError: The dimension is not allowed, or a scale is not positive.
@@ -116,7 +116,7 @@ def launch(
 
 
 @triton.jit
-def stored_halves(
+def stored_pair(
     z1: tl.tensor, z2: tl.tensor, out: tl.pointer_type, head: tl.tensor, heads: tl.tensor, row: tl.tensor, rows: tl.tensor,
     scale: tl.tensor, HALF: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -155,7 +155,7 @@ def int8_qkv_kernel(
     y1 = rescaled(sums1, row, column, rows, outputs, x_scale, input_scale, weight_scale, bias)
     y2 = rescaled(sums2, row, column + HALF, rows, outputs, x_scale, input_scale, weight_scale, bias)
     if head >= query_heads + key_heads:
-        stored_halves(y1, y2, v, head - query_heads - key_heads, key_heads, row, rows, 1.0, HALF)
+        stored_pair(y1, y2, v, head - query_heads - key_heads, key_heads, row, rows, 1.0, HALF)
     else:
         z1, z2 = y1, y2
         if cos is not None:
@@ -164,6 +164,6 @@ def int8_qkv_kernel(
             s = tl.load(sin + angle_at, (row < rows)[:, None], other=0.0)
             z1, z2 = y1 * c - y2 * s, y2 * c + y1 * s
         if head < query_heads:
-            stored_halves(z1, z2, q, head, query_heads, row, rows, query_scale, HALF)
+            stored_pair(z1, z2, q, head, query_heads, row, rows, query_scale, HALF)
         else:
-            stored_halves(z1, z2, k, head - query_heads, key_heads, row, rows, key_scale, HALF)
+            stored_pair(z1, z2, k, head - query_heads, key_heads, row, rows, key_scale, HALF)

@@ -2,23 +2,23 @@
 
 OpenVINO does it in groups that are smaller than the token of torch.
 
-The codes that such an engine makes are not shown, and differ from torch's. On a large model the two differ in many predictions, since both
-round, and each in its own way. What can be asked is that the engine is no further from the exact answer than torch is:
+Such an engine does not show its codes, and they differ from torch's. On a large model the two differ in many predictions, since both
+round, each in its own way. The gate therefore requires that the engine is no further from the exact answer than torch:
 
     d(engine, float) <= d(torch, float)
 
 where float is the model with its grid weights and float activations, and d the median difference, with a tenth to spare (`NEAR`), and the
-number of other predictions, as far as chance does not explain it: of the predictions that only one of the two gives as float does, the
-engine fails where too few are its own (sign test, one-sided, `ALPHA`). Two that round equally well differ in such predictions by chance.
+number of differing predictions, beyond what chance explains: of the predictions on which only one of the two agrees with float, the
+engine fails if too few are its own (sign test, one-sided, `ALPHA`). Two that round equally well win such predictions equally often.
 
-Of answers there are few, and one other token ends the agreement of a whole answer. There the same test decides alone.
+There are few answers, and one different token ends the agreement of a whole answer. There only this test decides.
 
-Such an engine also rounds what a head with int8 rows reads, which torch multiplies in float. So that both round the same tensors, torch is
-asked with this rounding, too (`rounding_head`).
+Such an engine also rounds the input of a head with int8 rows, which torch multiplies in float. So that both round the same tensors, torch
+runs with this rounding too (`rounding_head`).
 
-What ONNX Runtime does is known: a block of as many inputs as share a weight scale gets the scale max |x| / 127 and codes rint(x / s), as
-its users found too (microsoft/onnxruntime issue 29849). Torch is asked with exactly this (`rounding_blocks`), and the engine is held to its
-answers as others are to torch's; where the model amplifies what the order of sums leaves, it has to be no further from float than that.
+The rounding of ONNX Runtime is known: a block of as many inputs as share a weight scale gets the scale max |x| / 127 and codes rint(x / s),
+as its users found too (microsoft/onnxruntime issue 29849). Torch runs with exactly this rounding (`rounding_blocks`), and the engine is
+compared with its answers like other engines with torch; if the model amplifies the order of sums, it only has to be no further from float.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from foundation.schemes.int8 import ACTIVATION_HIGH, token_scale
 from foundation.schemes.tables import load_tables
 
 ALPHA = 0.01
-"""Share of the engines no further from float than torch that the sign test refuses."""
+"""Share of correct engines that the sign test refuses."""
 NEAR = 1.1
-"""Factor by which the median difference of an engine may exceed torch's."""
+"""Largest median difference of an engine, as a multiple of torch's."""
 
 
 @contextmanager
@@ -120,13 +120,13 @@ def in_blocks(x: Tensor, block: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How an engine quantizes tokens by itself."""
+    """The token quantization of an engine."""
 
     rounds: Callable[[nn.Module, Checkpoint], AbstractContextManager[None]]
-    """(model, checkpoint): lets a model round while it is open."""
+    """(model, checkpoint): a context in which the model rounds."""
     exact: bool
-    """Whether the engine rounds exactly so. It is then held to the float model with this rounding; otherwise the rounding is what torch's
-    integer model lacks, and the engine may be as far from float as torch is."""
+    """Whether the engine rounds exactly like this. It is then compared with the float model with this rounding; otherwise torch's integer
+    model lacks this rounding, and the engine may be as far from float as torch."""
 
 
 HEAD = Rounding(rounding_head, exact=False)

@@ -61,7 +61,7 @@ class QuantizedGemm:
     weight_scale: NDArray[np.float32]
     """float32 [O]."""
     bias: NDArray[np.float32]
-    """What the node itself adds, float32 [O]; zeros for MatMul."""
+    """Bias of the node itself, float32 [O]; zeros for MatMul."""
     geometry: Geometry | None = None
     """Geometry of a convolution; None for a linear layer."""
 
@@ -94,7 +94,7 @@ class LayerParity:
 
 
 def quantized_gemms(model: Graph) -> list[QuantizedGemm]:
-    """Returns the int8 layers of a Q/DQ model of `export.graph.qdq`, in graph order; the products of attention are no layers."""
+    """Returns the int8 layers of a Q/DQ model of `export.graph.qdq`, in graph order; the products of attention are not layers."""
     graph = model.load().graph
     producer = {output: node for node in graph.node for output in node.output}
     constant = {tensor.name: tensor for tensor in graph.initializer}

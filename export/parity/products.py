@@ -6,7 +6,7 @@ residual r and its codes.
     q = clamp(rint(x / s), -128, 127)                as `foundation.schemes.int8` computes it from the same x, but within 1e-3 of a rounding
     boundary rint(Y / (s_A * s_B)) = q_A @ q_B                exactly, from the engine's own codes
 
-Where a multiplication by a constant follows the product, Y is taken behind it: with the product itself as an output, OpenVINO's dynamic
+Where a multiplication by a constant follows the product, Y is taken after it: with the product itself as an output, OpenVINO's dynamic
 mode returns it multiplied by s_A * s_B twice (seen on ViT), though what it computes from there is right. The inputs of the linear layers
 have to be probed together with the sites: else ONNX Runtime moves the rounding of the layer that reads P V to the product itself, and P V
 is seen rounded. A residual whose codes a linear layer reads too is compared there.

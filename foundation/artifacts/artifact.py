@@ -290,7 +290,7 @@ ENTRIES: Mapping[str, Callable[[object], bool]] = {
     "parents": lambda value: isinstance(value, list) and all(isinstance(parent, str) for parent in value),
     "files": _is_file_list,
 }
-"""What every manifest has, and whether a value can be it."""
+"""Keys of every manifest, with a check of their values."""
 
 
 def verify(artifact: Artifact) -> list[Problem]:

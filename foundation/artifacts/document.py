@@ -4,7 +4,7 @@ A field of a model has its type and, below it, its meaning. From these come the 
 schema and the reference page. Keys of a document are only ever added:
 
     a key is absent    the field has its default, so that documents of every version can be read, and it is not written again
-    a key is null      the same, where the type has no null; null entries of lists and maps are left out likewise
+    a key is null      the same, where the type has no null; null entries of lists and maps are left out too
     a key is unknown   it is kept and written again: the document is of a later version
 """
 

@@ -67,7 +67,7 @@ class Parity(Document):
     passed: bool | None = None
     """Whether the engine agrees with torch within these limits."""
     amplified: int | None = None
-    """Where the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held to its
+    """If the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held to its
     distance from float activations."""
     differs: str | None = None
     """Quantity of the differences: `logit` or `nll`."""
@@ -157,7 +157,7 @@ class Engine(Document):
     reason: str | None = None
     """Why it does not."""
     size_bytes: int | None = None
-    """What it loads."""
+    """Bytes of the files that it loads."""
     int8_share: Number | None = None
     """Share of the multiply-accumulates of weight GEMMs in int8."""
     int8_share_all: Number | None = None
@@ -183,7 +183,7 @@ class Engine(Document):
     generation: Generation | None = None
     """Its greedy answers, where it answers prompts."""
     speculation: Figures | None = None
-    """What proposed tokens did."""
+    """Effect of proposed tokens."""
     capability: str | None = None
     """Compute capability that it was built or proved for."""
     attention: Fused | None = None
@@ -264,4 +264,4 @@ class Exported(Document):
     compressed_tensors: str | None = None
     """Folder of the last variant in the format compressed-tensors; null where it was not written."""
     divided: DividedVariant | None = None
-    """What `export.tensor_parallel` divided; absent where it divided nothing."""
+    """Models divided by `export.tensor_parallel`; absent if none was."""

@@ -28,17 +28,17 @@ class Accuracy(Interval):
     groups: int | None = None
     """Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one."""
     interval_reason: str | None = None
-    """Only where there is no interval: why."""
+    """Reason for a missing interval; absent otherwise."""
     n: int | None = None
     """Number of evaluated rows (tokens for text-generation)."""
     in_train: int | None = None
-    """Only where there are any: how many of the evaluation rows are trained on."""
+    """Number of evaluation rows that are trained on; absent if there are none."""
     reason: str | None = None
     """Why it was not measured."""
 
 
 class Drop(Document):
-    """What a backend lost of the primary metric, on the same rows."""
+    """Loss of the primary metric in a backend, on the same rows."""
 
     difference: Number | None = None
     """Baseline in torch minus this backend, on the same rows; for perplexity the relative increase."""
@@ -49,7 +49,7 @@ class Drop(Document):
     groups: int | None = None
     """Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one."""
     interval_reason: str | None = None
-    """Only where there is no interval: why."""
+    """Reason for a missing interval; absent otherwise."""
     n: int | None = None
     """Number of compared rows (tokens for text-generation)."""
     right_to_wrong: int | None = None
@@ -61,7 +61,7 @@ class Drop(Document):
 
 
 class Tokens(Document):
-    """Greedy answers compared with other ones (`foundation.measure.tokens`)."""
+    """Greedy answers compared with reference answers (`foundation.measure.tokens`)."""
 
     prompts: int | None = None
     """Number of prompts."""
@@ -70,7 +70,7 @@ class Tokens(Document):
     equal_share: Number | None = None
     """Share of the tokens before the first one that differs."""
     identical: int | None = None
-    """Answers that are the same as a whole."""
+    """Answers that are identical."""
     first_other: Number | None = None
     """Median place of the first token that differs; null where none does."""
     decisions: int | None = None
@@ -80,7 +80,7 @@ class Tokens(Document):
     limit: int | None = None
     """Largest allowed number of them."""
     passed: bool | None = None
-    """Whether it is kept."""
+    """Whether the limit is met."""
 
 
 class Quality(Document):

@@ -1,4 +1,4 @@
-"""ONNX files: what stands in a graph, read once, and whole models, read for whoever changes them.
+"""ONNX files: the contents of a graph, read once, and whole models that callers may change.
 
 A model may hold gigabytes of weights in its own file (below 2 GB) or next to it. Whoever wants its nodes, shapes and types reads it without
 them: `Graph.structure` is parsed once and shared by all objects of one file until the file changes. A whole model belongs to its caller
@@ -37,7 +37,7 @@ class Graph:
 
         Raises:
             OSError: The file cannot be read.
-            google.protobuf.message.DecodeError: It is no ONNX file.
+            google.protobuf.message.DecodeError: It is not an ONNX file.
         """
         return _structure(self.path, stamps([self.path])).graph
 
@@ -49,7 +49,7 @@ class Graph:
 
         Raises:
             OSError: A file cannot be read.
-            google.protobuf.message.DecodeError: It is no ONNX file.
+            google.protobuf.message.DecodeError: It is not an ONNX file.
         """
         return onnx.load(str(self.path), load_external_data=external)
 

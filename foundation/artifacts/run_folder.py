@@ -35,7 +35,7 @@ PROFILES = "profiles"
 """Folder of a run for profiles of its trainings, one folder for each artifact."""
 UNFINISHED = ".unfinished"
 JUDGE = ".judge"
-"""Holds the rows that the run is judged on, where these are not the evaluation rows."""
+"""File that names the rows that the run is judged on, if they are not the evaluation rows."""
 
 
 class StepEntry(TypedDict):
@@ -144,7 +144,7 @@ STEP: Mapping[str, Callable[[object], bool]] = {
     "cached": lambda value: isinstance(value, bool),
     "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
 }
-"""What `recipe.lock.yaml` holds for each step, and whether a value can be it."""
+"""Keys of each step in `recipe.lock.yaml`, with a check of their values."""
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def blaming_damage(folder: Path) -> Iterator[None]:
 
 
 def write_lock(
-    folder: Path, recipe: Mapping[str, object], environment: Fingerprint, made: Mapping[str, tuple[Artifact, bool, float]]
+    folder: Path, recipe: Mapping[str, object], environment: Fingerprint, results: Mapping[str, tuple[Artifact, bool, float]]
 ) -> None:
     """Writes `recipe.lock.yaml`, with the present time and the version of compress.
 
@@ -176,11 +176,11 @@ def write_lock(
         folder: The run folder.
         recipe: The resolved recipe, as plain data.
         environment: Versions and hardware.
-        made: By step id: the artifact, whether it came from the cache, and its seconds.
+        results: By step id: the artifact, whether it came from the cache, and its seconds.
     """
     stages = [
         {"id": name, "artifact": f"stages/{found.path.name}", "digest": found.digest, "cached": cached, "seconds": round(seconds, 3)}
-        for name, (found, cached, seconds) in made.items()
+        for name, (found, cached, seconds) in results.items()
     ]
     document = {
         "schema": 1,
@@ -193,27 +193,27 @@ def write_lock(
     artifact.write_text(folder / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140))
 
 
-def link_repository(folder: Path, made: Artifact | None) -> None:
+def link_repository(folder: Path, artifact: Artifact | None) -> None:
     """Atomically points the run's `model_repository` link at the repository inside an artifact; None removes the link of an earlier recipe.
 
     Raises:
-        InputError: There is something else than a link.
+        InputError: Something other than a link has this name.
     """
     link, temporary = folder / REPOSITORY, folder / f".{REPOSITORY}.tmp"
     if os.path.lexists(link) and not link.is_symlink():
         raise InputError(
             f"{link}", "is not a link, so it is not of this run", remedy="move it away and run again; finished stages are kept"
         )
-    if made is None:
+    if artifact is None:
         link.unlink(missing_ok=True)
         return
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(Path("stages") / made.path.name / REPOSITORY)
+    temporary.symlink_to(Path("stages") / artifact.path.name / REPOSITORY)
     temporary.replace(link)
 
 
 def start_list(folder: Path) -> None:
-    """Starts the list of the artifacts that the present run uses; it stays until the run has finished, so that `clean` spares them."""
+    """Starts the list of the artifacts of the current run; it exists until the run has finished, so that `clean` does not remove them."""
     (folder / UNFINISHED).write_text("", encoding="utf-8")
 
 
@@ -224,7 +224,7 @@ def list_artifact(folder: Path, name: str) -> None:
 
 
 def end_list(folder: Path) -> None:
-    """Removes the list: the lock file of the run has taken its place."""
+    """Removes the list: the lock file of the run replaces it."""
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
@@ -261,7 +261,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def keep_judge(folder: Path, judge: str) -> None:
-    """Notes in a new run folder which rows its models are judged on, and holds later runs in it to that.
+    """Records in a new run folder which rows its models are judged on, and refuses other rows later.
 
     Raises:
         InputError: The folder was judged on other rows.

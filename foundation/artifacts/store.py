@@ -1,8 +1,9 @@
-"""A store of artifacts that several runs share, so that what they have in common is made once.
+"""A store of artifacts that several runs share, so that a common artifact is made once.
 
 The folder `stages` of such a run is a link to the store; everything else of the run is its own. Artifacts are found by their digest, so two
-runs never disagree about one. Several processes work in a store at once: whoever makes an artifact holds a lock on its name (flock, which
-ends with the process, however that ends), and whoever needs the same one waits for it. A folder that shares nothing takes no locks.
+runs never confuse their artifacts. Several processes work in a store at once: a process that makes an artifact holds a lock on its
+name (flock, which ends with the process, however that ends), and processes that need the same artifact wait for it. A folder that shares
+nothing takes no locks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOCKS = ".locks"
 
 
 def share(folder: Path, store: Path) -> None:
-    """Makes `folder`, which is new or was given to this function before, a run folder whose artifacts lie in `store/stages`."""
+    """Makes `folder`, which is new or from an earlier call, a run folder whose artifacts are in `store/stages`."""
     (store / STAGES / LOCKS).mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".lock").touch()
@@ -28,18 +29,18 @@ def share(folder: Path, store: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether the artifacts of a run folder lie in a store that other runs use."""
+    """Whether the artifacts of a run folder are in a store that other runs use."""
     return (folder / STAGES).is_symlink()
 
 
 @contextmanager
 def holding(folder: Path, name: str, log: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock on an artifact of a shared store; waits where another process makes it.
+    """Holds the lock on an artifact of a shared store; waits while another process makes it.
 
     Args:
-        folder: The run folder; nothing is locked where it shares nothing.
+        folder: The run folder; nothing is locked if it is not shared.
         name: Name of the folder of the artifact.
-        log: Gets a line where there is something to wait for.
+        log: Receives a line if the lock is taken.
     """
     if not is_shared(folder):
         yield
@@ -53,7 +54,7 @@ def holding(folder: Path, name: str, log: Callable[[str], None]) -> Iterator[Non
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Gives whether this process now holds the lock file at `path`; does not wait."""
+    """Tries to take the lock file at `path` without waiting; yields whether this process holds it."""
     with path.open("a") as lock:
         yield _try(lock.fileno())
 

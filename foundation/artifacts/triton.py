@@ -1,4 +1,4 @@
-"""`triton.json`: what the running server answers, how fast, and the settings that were searched. report.json holds the same maps."""
+"""`triton.json`: accuracy and speed of the running server, and the search over its settings. report.json holds the same maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Load(Document):
     answer_tokens: int | None = None
     """For language models: tokens of an answer."""
     engine_tokens_per_s: Number | None = None
-    """For language models: the same of the engine alone, in a process of its own, with as many prompts at once."""
+    """For language models: tokens per second of the engine alone, in a separate process, with as many prompts at once."""
     engine_share: Number | None = None
     """For language models: tokens per second of the server / tokens per second of the engine."""
 
@@ -57,7 +57,7 @@ class Limit(Document):
     n: int | None = None
     """Requests."""
     reason: str | None = None
-    """Only where it was not measured: why."""
+    """Reason for a missing measurement; absent otherwise."""
 
 
 class TritonModel(Document):
@@ -116,11 +116,11 @@ class Settings(Document):
     max_batch_size: int | None = None
     """Largest batch that the server makes."""
     max_queue_delay_us: int = 0
-    """How long it waits for a batch, microseconds."""
+    """Largest time that it waits for a batch, microseconds."""
 
     @property
     def point(self) -> tuple[int | None, ...]:
-        """The settings alone."""
+        """Only the settings."""
         return self.instances, self.threads, self.max_batch_size, self.max_queue_delay_us
 
 
@@ -136,7 +136,7 @@ class Trial(Settings):
     concurrency: int | None = None
     """Its concurrent requests."""
     rounds: int | None = None
-    """How often they were measured."""
+    """Number of measurements."""
     loads: tuple[Figures, ...] = ()
     """Every load that was measured."""
 
@@ -179,20 +179,20 @@ class Tuned(Document):
     limit_p99_ms: Number | None = None
     """Largest p99 of a load that counts, milliseconds."""
     confirmation: Confirmation | None = None
-    """What confirmed them; null where the settings of the recipe won."""
+    """Measurements that confirmed them; null if the recipe's settings won."""
     trials: tuple[Trial, ...] = ()
     """Settings that were tried, first the settings that are served."""
 
 
 class Triton(Document):
-    """What Triton serves."""
+    """Models that Triton serves."""
 
     models: tuple[TritonModel, ...] = ()
     """The models of the repository."""
     tuned: Tuned | None = None
     """The search over settings; absent without `triton_repo.tune`."""
     reason: str | None = None
-    """Only where there are no models: why."""
+    """Reason for missing models; absent otherwise."""
 
 
 class Results(Document):
@@ -207,7 +207,7 @@ class Results(Document):
     versions: dict[Annotated[str, "PACKAGE"], str] = Field(default_factory=dict)
     """Version of each library of the server's environment."""
     chosen: str | None = None
-    """The model that the run chose to serve; null where nothing competed."""
+    """The model that the run chose to serve; null without a choice."""
     tuned: Tuned | None = None
     """The search over settings; absent without `triton_repo.tune`."""
     gpu: TritonModel | None = None

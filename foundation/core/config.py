@@ -17,6 +17,6 @@ class Config(BaseModel):
     keys."""
 
     @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _without_later_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields = type(self).model_fields
         return {key: value for key, value in whole(self).items() if key not in self.LATER or getattr(self, key) != fields[key].default}

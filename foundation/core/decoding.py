@@ -12,13 +12,13 @@ LEAST_TEMPERATURE = 1e-6
 """A lower one overflows in fp32; 0 takes the most likely token."""
 NO_TOKEN = 2**31 - 1
 """An id that no token has."""
-TokensTold = Callable[[int, Sequence[int]], None]
+TokenCallback = Callable[[int, Sequence[int]], None]
 """Takes the number of a prompt and its next tokens, as they come."""
 
 
-def end_ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
+def end_ids(eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns the end tokens of a model, given `eos_token_id` as Transformers has it: one id, several or none."""
-    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    return () if eos_token_id is None else (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ class Decoding:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Decoding:
-        """Reads what `message` gave."""
+        """The inverse of `message`."""
         return cls(**{**message, "stop": tuple(message["stop"]), "stop_tokens": tuple(message["stop_tokens"])})
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a language model answered to one prompt."""
+    """The answer of a language model to one prompt."""
 
     tokens: tuple[tuple[int, ...], ...]
     """Token ids of each answer, best first, with the end token or the tokens of the stop text; one unless more were requested."""
@@ -143,5 +143,5 @@ class Answer:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Answer:
-        """Reads what `message` gave."""
+        """The inverse of `message`."""
         return cls(tuple(tuple(one) for one in message["tokens"]), tuple(message["seconds"]), message["proposed"], message["accepted"])

@@ -40,8 +40,8 @@ class EngineFacts:
     float_tokens: bool = False
     """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
     generates: Literal["decoder", "encoder-decoder"] | None = None
-    """What it answers prompts from, with a cache of keys and values; None if it does not. Such engines are for tasks whose answers are
-    tokens."""
+    """Architecture with which it answers prompts, with a cache of keys and values; None if it does not. Such engines are for tasks whose
+    answers are tokens."""
     proposed_to: bool = False
     """Whether a draft or the text may propose tokens to it (`foundation.core.speculation`)."""
     threads_property: str = ""

@@ -19,24 +19,24 @@ KINDS = {
 }
 
 
-def local(given: str | Path, key: str) -> Path:
-    """Returns a path with `~` replaced by the home folder; nothing has to exist there.
+def local(value: str | Path, key: str) -> Path:
+    """Returns a path with `~` replaced by the home folder; the path need not exist.
 
     Args:
-        given: The path as the user wrote it.
+        value: The path as the user wrote it.
         key: Where it was given, for the message.
 
     Raises:
         InputError: No file can have this path: it names an unknown user, is too long, has a NUL character, or may not be looked at.
     """
     try:
-        path = Path(given).expanduser()
+        path = Path(value).expanduser()
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return path
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the user after ~ is unknown
         raise InputError(
-            key, f"{shown(str(given), 80)} cannot be a path here ({reason(error)})", remedy="give the path of a file or folder"
+            key, f"{shown(str(value), 80)} cannot be a path here ({reason(error)})", remedy="give the path of a file or folder"
         ) from error
     return path
 
@@ -53,7 +53,7 @@ def check_plain(path: Path, where: str) -> None:
     """
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # whoever opens the file reports it
+    except (OSError, ValueError):  # opening the file reports it
         return
     if not stat.S_ISREG(mode):
         raise InputError(where, f"is {KINDS.get(stat.S_IFMT(mode), 'not a plain file')}", "only plain files are read", "give one")

@@ -25,7 +25,7 @@ class LatencyGoal(Config):
     value: Annotated[float, Field(gt=0)]
     """Upper bound in milliseconds."""
     at: Literal["engine", "server"] = "engine"
-    """Where it is judged. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton
+    """Place of the judgement. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton
     server of this run, from a client on this machine. The report shows both."""
 
 
@@ -56,10 +56,10 @@ class Goals(Config):
 
     @field_validator("max_drop")
     @classmethod
-    def _is_a_fraction(cls, given: float | None) -> float | None:
-        if given is not None and given > 1:
-            raise ValueError(f"a fraction of 0 to 1 is allowed: give {given / 100:.4g} for {given:g} points or percent")
-        return given
+    def _is_a_fraction(cls, value: float | None) -> float | None:
+        if value is not None and value > 1:
+            raise ValueError(f"a fraction of 0 to 1 is allowed: give {value / 100:.4g} for {value:g} points or percent")
+        return value
 
     def questions(self) -> list[str]:
         """Returns one line for each goal that is allowed but probably not what was meant."""

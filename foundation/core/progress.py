@@ -1,7 +1,7 @@
 """Progress for people and for files: bars with rate and remaining time on a terminal, few plain lines elsewhere, all lines in `log.txt`.
 
-Nobody waits for more than 10 seconds without a line (`ConsoleProgress.alive`): where nothing else was shown, one says what runs, and for
-how long.
+There is a line at least every 10 seconds (`ConsoleProgress.alive`): if nothing else was shown, it says what runs, and for how
+long.
 
 Without a terminal a bar that has said nothing for 10 seconds shows the newest tick that was held back (an epoch and its loss), or else how
 far it is. A tick is shown at once where the last one was shown at least 10 seconds ago; the first and the last tick are always shown.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 10.0
 SILENT_SECONDS = 9.0
-"""After which a line says what runs; checked every half second."""
+"""Seconds after which a line says what runs; checked every half second."""
 
 
 class Progress(Protocol):
@@ -51,7 +51,7 @@ class ConsoleProgress:
     """Writes to the terminal (standard error) and appends to a log file; implements `foundation.core.progress.Progress`.
 
     Args:
-        volume: `quiet` shows warnings alone on the terminal, `silent` nothing; the log file gets everything.
+        volume: `quiet` shows only warnings on the terminal, `silent` nothing; the log file gets everything.
         file: The log file; set by the pipeline once the run folder is known.
         clock: Seconds from any start.
     """
@@ -86,7 +86,7 @@ class ConsoleProgress:
         """Within the block a line says what runs whenever nothing was shown for 10 seconds; on a terminal a bar shows that itself.
 
         Args:
-            what: What goes on, such as the id of a step; blocks within each other show the innermost.
+            what: What is running, such as the id of a step; of nested blocks the innermost is shown.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._stay_alive, args=(ended,), name="progress", daemon=True)
@@ -107,7 +107,7 @@ class ConsoleProgress:
             self.speak_if_silent()
 
     def speak_if_silent(self) -> None:
-        """Shows what runs where nothing was shown for some seconds."""
+        """Shows what runs if nothing was shown for some seconds."""
         now, at_work = self._clock(), list(self._at_work)
         if at_work and not self._drawn_bars and now - self._spoken >= SILENT_SECONDS:
             what, began = at_work[-1]
@@ -177,7 +177,7 @@ class _PlainBar:
     Args:
         label: Name of the bar.
         total: Its steps.
-        show: Takes a line for the console alone: a tick is in the log file already.
+        show: Takes a line only for the console: a tick is in the log file already.
         log: Takes a line for the console and the log file.
         clock: Seconds from any start.
     """
@@ -187,9 +187,9 @@ class _PlainBar:
         self._started = self._spoken = clock()
         self._done = 0
         self._ticked: float | None = None
-        """When a tick was shown last."""
+        """Time of the last tick that was shown."""
         self._held: str | None = None
-        """The newest tick, where it was not shown."""
+        """The newest tick, if it was not shown."""
 
     def advance(self, steps: int) -> None:
         """Counts steps; where a line is due, shows the tick that was held back, else how far the bar is."""

@@ -12,7 +12,7 @@ sizes n_g:
     below 5 groups      none: so few groups do not show how far others may be
     G_e                 (sum n_g)^2 / sum n_g^2         groups of equal size count as G, unequal ones as fewer
     G_d                 2 G / (k - 1)                   k = G sum d_g^4 / (sum d_g^2)^2, 3 where d_g is normal: where a few groups make all
-                                                        of the difference, they count alone (Satterthwaite 1946)
+                                                        of the difference, only they count (Satterthwaite 1946)
 
 A figure with bounds has a skewed distribution near them. Where rows share groups, or there are fewer than 30,
 
@@ -40,7 +40,7 @@ Figure = Callable[[Array], float]
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEW, FEWEST = 30, 5
-"""Groups below which the t-interval takes the place of the bootstrap, and below which there is no interval."""
+"""Numbers of groups below which the t-interval replaces the bootstrap, and below which there is no interval."""
 FEW_FOR_CORRELATIONS = 300
 """The same of correlations of rows that share groups: the bootstrap takes their spread for too small."""
 LEAST_FREEDOM, TINY, LARGEST_CORRELATION = 1.0, 1e-12, 1 - 1e-12
@@ -60,7 +60,7 @@ NONE = Interval(None, None)
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which rows belong together."""
+    """Groups of rows that belong together."""
 
     numbers: Array
     """Number of the group of each row, int64 `[n]`."""
@@ -177,7 +177,7 @@ def percentiles(drawn: Array, groups: Groups, confidence: float = CONFIDENCE) ->
 
 
 def student(groups: float, confidence: float = CONFIDENCE) -> float:
-    """Returns how many standard errors the interval of a mean over so many groups reaches: Student's t, with one degree of freedom less.
+    """Returns the half-width of the interval of a mean in standard errors: Student's t, with one degree of freedom less than groups.
 
     Args:
         groups: Effective number of groups.

@@ -30,7 +30,7 @@ MATCHED_TOKENS = 3
 
 @dataclass(frozen=True)
 class Speculation:
-    """What proposes tokens."""
+    """The source of proposed tokens."""
 
     tokens: int
     """Most tokens that are proposed at once."""
@@ -74,7 +74,7 @@ class Speculation:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Speculation:
-        """Reads what `dataclasses.asdict` gave."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(**message)
 
 

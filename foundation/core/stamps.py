@@ -25,7 +25,7 @@ def stamps(files: Iterable[Path]) -> Stamps:
     for file in files:
         try:
             status = file.stat()
-        except (OSError, ValueError):  # whoever opens the file reports it
+        except (OSError, ValueError):  # opening the file reports it
             continue
         entries.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         newest = max(newest, status.st_ctime_ns)

@@ -30,20 +30,20 @@ class Target(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the engines run on; training, evaluation and quantization always use a GPU if there is one."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
-    """Engines to build, in order of preference, for the report, and for what is served where `serve` is first."""
+    """Engines to build, in order of preference: the order of the report, and the choice of what is served if `serve` is first."""
     serve: Literal["fastest", "first"] = "fastest"
-    """What is served and held against the goals. fastest: of the last variant and the float model that it was made of, in every engine,
-    mode and float precision, the one that misses the fewest goals, and of these the fastest. first: the last variant in the first engine.
-    For language models that answer, it is for each build the engine with clearly more tokens per second. On GPUs it is the first one in any
-    case."""
+    """How the served model, which the goals judge, is chosen. fastest: the last variant and its float model compete, in every engine, mode
+    and float precision; the configuration that misses the fewest goals wins, then the fastest. first: the last variant in the first engine.
+    For language models that answer, fastest takes for each build the engine with clearly more tokens per second. On GPUs the first engine
+    is always served."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=33_554_432)], ...] = (32, 128)
-    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. For models that read waveforms lengths
-    in samples, by default the one of data.max_seconds. Ignored for images and spectrograms."""
+    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. For models that read waveforms: lengths
+    in samples, by default only data.max_seconds. Ignored for images and spectrograms."""
     buckets: tuple[Annotated[int, Field(ge=2, le=65536)], ...] | Literal["auto"] | None = None
-    """Lengths (tokens) that the engines and the server pad rows to; data.max_length is always added. null: sequence_lengths. auto: those
-    with the least time for the lengths of the evaluation rows, from latencies that are measured before the export. For texts with classes
+    """Lengths (tokens) that the engines and the server pad rows to; data.max_length is always added. null: sequence_lengths. auto: the
+    buckets with the least time for the lengths of the evaluation rows, from latencies measured before the export. For texts with classes
     or values."""
     bucket_memory_mb: Annotated[float, Field(gt=0)] = 2048.0
     """Most memory in MB for the compiled networks of all buckets; with `buckets: auto` it bounds their number."""
@@ -52,7 +52,7 @@ class Target(Config):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths that rows are padded to, besides data.max_length; the lengths of `auto` once they are chosen."""
+        """Lengths that rows are padded to, besides data.max_length; with `auto`, the lengths that were chosen."""
         return self.buckets if isinstance(self.buckets, tuple) else self.sequence_lengths
 
     @property
@@ -68,41 +68,41 @@ class Parallel(Config):
     """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU. Has no
     effect without a launcher."""
     checkpointing: Checkpointing = "none"
-    """Activation checkpointing: what blocks compute is not kept for backward but computed again. full: only the inputs of blocks are kept,
-    for about a third more work; selective: results of matrix products too, for little more work. Changes no loss."""
+    """Activation checkpointing: activations of blocks are recomputed in the backward pass instead of stored. full: only the inputs of
+    blocks are stored, for about a third more work; selective: results of matrix products too, for little more work. The loss does not
+    change."""
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
     GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must
     divide the number of processes: groups of that many share the rows by `strategy`. Has no effect without a launcher."""
     sequence: bool = False
-    """With tensor: processes that share each layer also share the tokens between them, where norms, dropout and residual sums are: what
-    blocks keep for backward is divided by `tensor`, and as much is sent. For models with one stack of blocks. Has no effect without a
+    """With tensor: sequence parallelism. Processes that share each layer also share the tokens in norms, dropout and residual sums, so
+    stored activations are divided by `tensor`; the traffic stays the same. For models with one stack of blocks. Has no effect without a
     launcher."""
     context: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Neighbouring processes that share the tokens of each row: each runs the blocks on its own, and attention gathers keys and values. For
-    rows so long that what one takes does not fit. It must divide the number of processes: groups of that many share the rows, and gradients
-    are summed over all processes by `strategy`. For models that attend by the attention functions of Transformers. Has no effect without a
-    launcher."""
+    """Context parallelism: neighbouring processes share the tokens of each row. Each runs the blocks on its own tokens, and attention
+    gathers keys and values. For rows too long for one device. It must divide the number of processes: groups of that many share the rows,
+    and gradients are summed over all processes by `strategy`. For models that use the attention functions of Transformers. Has no effect
+    without a launcher."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that hold consecutive blocks of the model, one stage each: hidden states go from stage to stage, gradients
     back. For models too large for one GPU where the link is slow, as between machines. It must divide the number of processes; groups of
     that many share the rows (`ddp`). Has no effect without a launcher."""
     schedule: Schedule = "1f1b"
     """With pipeline: the order of micro-batches. 1f1b: a stage alternates between forward and backward, so that it keeps activations of
-    few micro-batches. interleaved: each process has two shorter stages, which halves the time that processes wait at the start and the end
-    of a step, for twice the messages; the model needs two blocks for each process."""
+    few micro-batches. interleaved: each process has two shorter stages, which cuts the pipeline bubble by half for twice the messages; the
+    model needs two blocks for each process."""
     microbatches: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """With pipeline: parts that the rows of a step go through the stages in, a multiple of `pipeline`. More of them let processes wait
-    less: (pipeline - 1) / (microbatches + pipeline - 1) of the time. Default: 4 for each stage, fewer if there are fewer rows."""
+    """With pipeline: number of micro-batches of a step, a multiple of `pipeline`. More micro-batches shrink the pipeline bubble, which is
+    (pipeline - 1) / (microbatches + pipeline - 1) of the time. Default: 4 for each stage, fewer if there are fewer rows."""
     offload: bool = False
-    """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
+    """With fsdp2: weights, gradients and moments of the optimizer are in host memory, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
     gradients: Gradients = "float32"
-    """With ddp: what processes send each other of their gradients, where the link is slow. fp16: half of the bytes. powersgd: of every
-    matrix two narrow ones, whose product is near it; what is left out goes into the next step. Both change the result. Has no effect
-    without a launcher."""
+    """With ddp: how gradients are compressed for slow links. fp16: half of the bytes. powersgd: each matrix is sent as two narrow ones
+    whose product approximates it; the error is added to the next step. Both change the result. Has no effect without a launcher."""
     powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
-    """Width of the matrices that powersgd sends: wider is nearer to the gradient, and more to send."""
+    """Rank of the matrices that powersgd sends: a higher rank approximates the gradient better and sends more."""
 
     @model_validator(mode="after")
     def _compresses_sums(self) -> Self:
@@ -156,10 +156,10 @@ class Parallel(Config):
         return self
 
     def of(self, team: Team) -> Team:
-        """Returns the processes of a run as they are to work.
+        """Returns the processes of a run with this section's settings.
 
         Raises:
-            InputError: Those that share each layer or the tokens of each row, or the stages of a pipeline, do not divide them.
+            InputError: `tensor`, `pipeline` or `context` does not divide the number of processes.
         """
         if team.size == 1:
             return team
@@ -173,13 +173,13 @@ class Parallel(Config):
 
     @property
     def stages_each(self) -> int:
-        """Stages of a pipeline that each process has."""
+        """Number of pipeline stages of each process."""
         return 2 if self.schedule == "interleaved" else 1
 
     def parts(self, rows: int) -> int:
-        """Returns the micro-batches that some rows go through a pipeline in: `microbatches`, or what it is by default.
+        """Returns the number of micro-batches of a step: `microbatches`, or its default.
 
         Args:
-            rows: Rows that a pipeline takes at once.
+            rows: Rows of a step in one pipeline.
         """
         return self.microbatches or self.pipeline * max(1, min(MICROBATCHES_EACH, rows // self.pipeline))

@@ -35,7 +35,7 @@ class Columns(Config):
     question: ColumnName | None = None
     """Column of the question; by default `question`. Files of SQuAD have no columns."""
     context: ColumnName | None = None
-    """Column of the text that its answer stands in; by default `context`."""
+    """Column of the text that contains the answer; by default `context`."""
     source: ColumnName | None = None
     """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
     file's name: `en` reads train.en or train.en.gz."""
@@ -187,7 +187,7 @@ class DataConfig(Config):
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
     prompts: Prompts | Templates | None = None
-    """For tasks that search documents: what stands before queries and documents, for models that were trained so. Default for retrieval:
+    """For tasks that search documents: prefixes of queries and documents, for models that were trained with them. Default for retrieval:
     the prompts `query` and `document` (or `passage`) that the model's config_sentence_transformers.json has. For image-text: one or several
     texts with `{}` where the name of a class goes; a class is the mean of their vectors. Default there: `a photo of a {}`."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
@@ -208,7 +208,7 @@ class DataConfig(Config):
     the question; by default a third of `max_length`."""
     windows: Windows | None = None
     """For text-classification and multi-label-classification of single texts: reads longer texts in windows of `max_length` tokens instead
-    of their beginnings alone. In training every window is a row with the label of its text; everywhere else a text has one answer, of all
+    of only their beginnings. In training every window is a row with the label of its text; everywhere else a text has one answer, of all
     of its windows."""
     keep_evaluation_rows: bool = False
     """Whether train rows with the content of an evaluation row (its texts, image, sound or source, whatever the label) stay in training and

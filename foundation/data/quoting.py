@@ -2,7 +2,7 @@
 
 A writer puts a field in quotes where it contains a tab, a line end or a quote, and doubles the quotes in it. Then in the whole file
 
-    each field with a quote in it begins and ends with one, and quotes inside stand in pairs        (1)
+    each field with a quote in it begins and ends with one, and quotes inside are doubled          (1)
     some field in quotes contains a pair of quotes, a tab or a line end                             (2)
 
 or, of a writer that puts all texts in quotes, no field but numbers is without. Texts that happen to begin with a quote break (1) within a

@@ -68,7 +68,7 @@ def content_key(row: Row) -> bytes:
 def input_key(row: Row) -> bytes:
     """Returns a 16-byte hash of what a model reads of a row: of a source and its target the source, of texts the words.
 
-    Spaces are no difference: the train sentences of SST-2 end with one, and the same sentences in its test file do not.
+    Spaces do not count: the train sentences of SST-2 end with one, and the same sentences in its test file do not.
     """
     if isinstance(row, TokenPair):
         return content_key(row.source)

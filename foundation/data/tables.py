@@ -58,9 +58,9 @@ class Table:
     optional: tuple[str, ...] = ()
     """Columns that json and jsonl objects may lack; their cell is then None."""
     quoting: Quoting | None = None
-    """Whether fields of tsv files may stand in quotes; None: they do not, and files in which they do are refused."""
+    """Whether fields of tsv files may be quoted; None: they are not, and files with quoted fields are refused."""
     remedy: str = "save it as csv"
-    """What the user can do about such a file, for messages."""
+    """Remedy for such a file, for messages."""
     header_key: str = ""
     """Where the user says that a file has no header, for messages; empty: nowhere."""
 
@@ -288,7 +288,7 @@ def missing_column(where: str, column: Column, available: Iterable[str], key: st
 
 
 def _without_header(table: Table, column: str, header: Sequence[str]) -> str:
-    """Returns what to do where the first line may be a row; empty where the name of a column looks misspelt."""
+    """Returns the remedy if the first line may be a row; empty if the name of a column looks misspelt."""
     if not table.header_key or nearest(column, header):
         return ""
     return f"if the first line is a row, set {table.header_key}: false, and columns to positions counted from 0"

@@ -1,4 +1,4 @@
-"""What sets one kind of answer apart from the others, as far as arrays are concerned.
+"""The properties of each kind of answer, as far as arrays are concerned.
 
     class GradeAnswer(Answer): ...   in the file of its labels (`foundation.labels.form`), with losses in `foundation.training.losses`
 
@@ -45,11 +45,11 @@ class Answer(ABC):
     NOT_ON_GPUS: ClassVar[str | None] = None
     """What a server answers with, where a repository for GPUs cannot: tags, spans or vectors; None where it can."""
     DIFFERS: ClassVar[str] = "logit"
-    """What `differences` are of, for messages."""
+    """Name of the values behind `differences`, for messages."""
     DISTANCE: ClassVar[str] = "kl"
-    """What `distances` are, for reports: kl, mse or squared_distance."""
+    """Kind of `distances`, for reports: kl, mse or squared_distance."""
     DISAGREEMENT: ClassVar[str] = "share of {n} selection rows answered differently"
-    """What `disagreement` is, in words, of n rows."""
+    """Describes `disagreement` in words, for n rows."""
 
     def __init__(self, form: type[Labels] | None = None) -> None:
         """Makes the answer of a task.

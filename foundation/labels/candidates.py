@@ -4,8 +4,8 @@ A row is a pair, a query and one of its candidates, and its labels say what is k
 
     labels   float32 [n, 13]    2, number of the query, grade of the candidate, then the 10 largest grades of any document for the query
 
-The last ten are what a perfect order is worth, candidates or not. A choice of rows keeps its labels. Candidates of a query are in the order
-of the first search: of equal scores the earlier one comes first.
+The last ten give the value of a perfect order, whether they are candidates or not. A selection of rows keeps its labels. Candidates of a
+query are in the order of the first search: of equal scores the earlier one comes first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from foundation.labels.form import Labels, first_rows, zeros_beside
 from foundation.labels.ranking import of_rankings
 
 CANDIDATE = 2
-"""What stands in front, where labels of queries and documents have 0 or 1 (`foundation.labels.relevance`)."""
+"""First entry of a candidate's label, where labels of queries and documents have 0 or 1 (`foundation.labels.relevance`)."""
 BEST = 10
-"""Grades that the value of a perfect order is computed of."""
+"""Number of grades that define the value of a perfect order."""
 WIDTH = 3 + BEST
 
 
@@ -53,7 +53,7 @@ class Ordered:
     grades: tuple[int, ...]
     """Their grades, in that order."""
     others: tuple[int, ...]
-    """Those of the 10 largest grades that no candidate has."""
+    """Grades among the 10 largest ones that no candidate has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Candidates(Labels):
         return runs.sizes_of(self.array[:, 1])
 
     def renumber(self, sizes: Array) -> Candidates:
-        """Numbers the queries anew: the first of these sizes `[q]` are the rows of the first one, and so on."""
+        """Renumbers the queries: the first of these sizes `[q]` are the rows of the first query, and so on."""
         changed = self.array.copy()
         changed[:, 1] = np.repeat(np.arange(len(sizes)), sizes)
         return Candidates(changed)

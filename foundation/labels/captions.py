@@ -34,7 +34,7 @@ from foundation.labels.vectors import CHUNK, of_length_one
 from foundation.labels.zero_shot import ImagesAndTexts
 
 CAPTION = -2
-"""What stands in place of the number of a pair in labels of images that are judged by their captions."""
+"""Placeholder for the pair number in labels of images that are judged by their captions."""
 DEPTHS = (1, 5, 10)
 FIGURES = ("mean_recall", *(f"{side}_recall@{depth}" for side in ("text_to_image", "image_to_text") for depth in DEPTHS))
 """Names of the metrics; but for the mean in the order of the columns of `Captions.values`."""
@@ -47,12 +47,12 @@ def labels_of(sides: Array, numbers: Array) -> Captions:
     return Captions(np.stack([sides, numbers, np.full(len(sides), CAPTION)], axis=1).astype(np.float32))
 
 
-def _hits(asking_QD: Array, asked_ND: Array, numbers_Q: Array, numbers_N: Array) -> Array:
+def _hits(asking_QD: Array, candidate_ND: Array, numbers_Q: Array, numbers_N: Array) -> Array:
     """Returns the probability that something right is among the nearest, for each query and depth, float64 `[Q, 3]`."""
     hits = np.zeros((len(asking_QD), len(DEPTHS)))
     for start in range(0, len(asking_QD), CHUNK):
         part = slice(start, start + CHUNK)
-        cosines_QN = asking_QD[part] @ asked_ND.T
+        cosines_QN = asking_QD[part] @ candidate_ND.T
         right_QN = numbers_Q[part][:, None] == numbers_N[None, :]
         best_Q = np.where(right_QN, cosines_QN, -np.inf).max(axis=1, initial=-np.inf)[:, None]
         level_QN = np.abs(cosines_QN - best_Q) < EQUAL
@@ -91,7 +91,7 @@ class Captions(ImagesAndTexts):
     ARE_SHARES: ClassVar[bool] = True
 
     def values(self, answers: Array) -> tuple[Array, Array]:
-        """What is found of each judged image, float64 `[m, 7]`.
+        """Retrieval figures of each judged image, float64 `[m, 7]`.
 
         Three columns are how many of its captions find it at each depth, three whether it finds one of them, the last how many it has.
         """
@@ -107,10 +107,10 @@ class Captions(ImagesAndTexts):
         return zeros_beside(found)
 
     def choices(self, answers: Array) -> tuple[Array, Array] | None:
-        """None: captions are no classes."""
+        """None: captions are not classes."""
         return None
 
-    def found(self, vectors: Array, count: int) -> Array:
+    def nearest(self, vectors: Array, count: int) -> Array:
         """Returns the rows on the other side that are nearest to each row, int64 `[n, count]`, nearest first; -1 where there are fewer."""
         rows = np.full((len(self), count), -1)
         for asking, asked in (self.sides(), self.sides()[::-1]):
@@ -120,7 +120,7 @@ class Captions(ImagesAndTexts):
 
     def overlap(self, reference: Array, answers: Array, count: int = DEPTHS[-1]) -> float:
         """The share of the `count` nearest rows on the other side, as a mean over all rows."""
-        before, after = self.found(reference, count), self.found(answers, count)
+        before, after = self.nearest(reference, count), self.nearest(answers, count)
         shared = [np.isin(ours[ours >= 0], theirs).mean() for ours, theirs in zip(before, after, strict=True) if (ours >= 0).any()]
         return float(np.mean(shared)) if shared else 1.0
 
@@ -128,5 +128,5 @@ class Captions(ImagesAndTexts):
         """Every caption belongs to the image that these vectors `[n, D]` find for it."""
         changed, (images, texts) = self.array.copy(), self.sides()
         if len(images):
-            changed[texts, 1] = self.array[self.found(answers, 1)[texts, 0], 1]
+            changed[texts, 1] = self.array[self.nearest(answers, 1)[texts, 0], 1]
         return replace(self, array=changed)

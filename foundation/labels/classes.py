@@ -29,7 +29,7 @@ class ClassIds(Labels):
         return answers.argmax(axis=1), self.array
 
     def class_counts(self, answers: Array) -> Array | None:
-        """Those of the labels."""
+        """Counts of each class."""
         return counts_of_ids(answers.argmax(axis=1), self.array, answers.shape[1])
 
     def constants(self, answers: Array) -> Iterator[Array]:

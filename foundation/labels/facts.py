@@ -33,29 +33,29 @@ class Example:
     columns: str
     """Its columns, as YAML."""
     subset: str = ""
-    """Its configuration; empty where it has one alone."""
+    """Its configuration; empty if it has only one."""
     model: str = ""
     """Model of the Hub; empty where the recipe starts from random weights."""
     head: Literal["keep", "new"] = "new"
-    """`keep` where the model is fine-tuned already; `new` makes finetune the first stage."""
+    """`keep` if the model is already fine-tuned; `new` makes finetune the first stage."""
     where: str = ""
-    """What `data.path` can be, where that depends on the task and not on its modality alone."""
+    """Allowed kinds of `data.path`, if they depend on the task and not only on its modality."""
     more: str = ""
     """Another line of the section data."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that sets a task apart."""
+    """The properties of a task."""
 
     modality: Literal["text", "image", "audio"]
     """What its rows are made of."""
     answer: Answer
     """What a model answers to a row, and the form of its labels."""
     columns: tuple[str, ...]
-    """What it reads of a data set: fields of `foundation.data.config.Columns`, what rows have for labels last."""
+    """Columns that it reads: fields of `foundation.data.config.Columns`, labels last."""
     metrics: tuple[str, ...]
-    """Rows of `foundation.measure.metrics.METRICS`, in the order of the report. The first is the primary one: goals are about it."""
+    """Rows of `foundation.measure.metrics.METRICS`, in the order of the report. The first is the primary one, which goals judge."""
     auto_class: str
     """The class of Transformers that picks the model class."""
     problem_type: str | None
@@ -63,7 +63,7 @@ class Facts:
     pipeline_tag: str
     """The task's name on the Hub, for model cards."""
     example: Example
-    """What `compress init` writes."""
+    """Example in the recipe that `compress init` writes."""
     encoder_decoder: bool = False
     """Whether an encoder reads a source text, and a decoder answers with another."""
     needs_pairs: bool = False
@@ -159,7 +159,7 @@ class Facts:
 
     @property
     def reads_negatives(self) -> bool:
-        """Whether rows to train on may have negatives: columns of theirs, or documents that a first search found."""
+        """Whether train rows may have negatives: in columns, or as candidates of a first search."""
         return "negative" in self.columns or (self.searches and self.embeds)
 
     @property
@@ -179,5 +179,5 @@ class Facts:
 
     @property
     def needs_labels(self) -> bool:
-        """Whether rows have labels of their own, which captions and negatives are; text to generate is its own label."""
+        """Whether rows have separate labels; captions and negatives count as labels, text to generate is its own label."""
         return "label" in self.columns or self.captioned or self.needs_negatives

@@ -1,9 +1,9 @@
-"""What every form of labels answers. A form is a frozen class in a file of this room; no other code looks at the shape of an array.
+"""The interface of every form of labels. A form is a frozen class in a file of this room; no other code looks at the shape of an array.
 
     labels.values(answers)        not  if labels.ndim == 4: ... elif labels.shape[1] == 2: ...
 
-To add a form, write its class beside its answer (`foundation.labels.answer`): readers make it (`foundation.data`), metrics and losses take
-it. Where a flip of it is no other class, it has a file and a row in `compress.report.flips` as well.
+To add a form, write its class next to its answer (`foundation.labels.answer`): readers make it (`foundation.data`), metrics and losses take
+it. If a flip is something other than a changed class, it has a file and a row in `compress.report.flips` as well.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Labels(ABC):
     ONE_CLASS: ClassVar[bool] = False
     """Whether every row that counts has exactly one class."""
     RUN: ClassVar[str] = ""
-    """What the rows of a run are, for messages; empty: texts of a pair or triplet."""
+    """Name of the rows, for messages; empty: texts of a pair or triplet."""
 
     def __len__(self) -> int:
         return len(self.array)
@@ -54,7 +54,7 @@ class Labels(ABC):
         return replace(self, array=self.array[rows])
 
     def values(self, answers: Array) -> tuple[Array, Array]:
-        """Returns what metrics are means over, `[m, ...]`, and the labels of these, `[m, ...]`, given predictions `[n, ...]`."""
+        """Returns the values that metrics are means over, `[m, ...]`, and their labels, `[m, ...]`, from predictions `[n, ...]`."""
         return answers, self.array
 
     def count(self) -> int:
@@ -71,7 +71,7 @@ class Labels(ABC):
 
     @abstractmethod
     def pseudo_labels(self, answers: Array) -> Self:
-        """Turns the predictions of a teacher into labels of this form, by which a model agrees most with it.
+        """Turns the predictions of a teacher into labels of this form (pseudo-labels).
 
         Args:
             answers: Predictions for the same rows, float32 `[n, ...]`.
@@ -136,7 +136,7 @@ def zeros_beside(figures: Array) -> tuple[Array, Array]:
 
 
 def counts_of_ids(predicted: Array, true: Array, least: int = 0) -> Array:
-    """Returns how often each class is right, predicted and true, int64 `[C, 3]`, of class ids `[n]`; C is at least `least`."""
+    """Counts how often each class is right, predicted and true, int64 `[C, 3]`, from class ids `[n]`; C is at least `least`."""
     size = max(least, int(max(predicted.max(initial=-1), true.max(initial=-1))) + 1)
     parts = (predicted[predicted == true], predicted, true)
     return np.stack([np.bincount(part, minlength=size) for part in parts], axis=1).astype(np.int64)

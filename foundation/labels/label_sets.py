@@ -21,26 +21,26 @@ from foundation.labels.answer import Answer, divergences
 from foundation.labels.form import Labels
 
 
-def micro_f1(found: Array, true: Array) -> float:
+def micro_f1(predicted: Array, true: Array) -> float:
     """Returns micro F1 of two bool `[n, C]`."""
-    hits, both = int(np.sum(found & true)), int(np.sum(found)) + int(np.sum(true))
+    hits, both = int(np.sum(predicted & true)), int(np.sum(predicted)) + int(np.sum(true))
     return 2 * hits / both if both else 1.0
 
 
-def macro_f1(found: Array, true: Array) -> float:
+def macro_f1(predicted: Array, true: Array) -> float:
     """Returns macro F1 of two bool `[n, C]`."""
-    return float(np.mean(each_f1(found, true)))
+    return float(np.mean(each_f1(predicted, true)))
 
 
-def each_f1(found: Array, true: Array) -> Array:
+def each_f1(predicted: Array, true: Array) -> Array:
     """Returns the F1 of each label, float64 `[C]`; 0 for a label that neither occurs nor is found."""
-    hits, both = np.sum(found & true, axis=0), np.sum(found, axis=0) + np.sum(true, axis=0)
+    hits, both = np.sum(predicted & true, axis=0), np.sum(predicted, axis=0) + np.sum(true, axis=0)
     return np.asarray(2 * hits / np.maximum(both, 1))
 
 
-def exact_match(found: Array, true: Array) -> float:
+def exact_match(predicted: Array, true: Array) -> float:
     """Returns the share of rows whose sets are equal, of two bool `[n, C]`."""
-    return float(np.mean((found == true).all(axis=1)))
+    return float(np.mean((predicted == true).all(axis=1)))
 
 
 def best_thresholds(logits: Array, labels: Array, fewest: int) -> Array:
@@ -83,7 +83,7 @@ class LabelSets(Labels):
         return LabelSets(answers > 0)
 
     def class_counts(self, answers: Array) -> Array | None:
-        """Those of the labels."""
+        """Counts of each label."""
         found = answers > 0
         return np.stack([(found & self.array).sum(0), found.sum(0), self.array.sum(0)], axis=1).astype(np.int64)
 

@@ -1,6 +1,6 @@
 """Metrics of rankings, computed for each query by trec_eval (pytrec_eval: https://arxiv.org/abs/1805.01597).
 
-Of the documents found for a query, d_1 nearest, with the grades g that people gave them (0: not relevant, or not judged):
+For the documents retrieved for a query, d_1 nearest, with their judged grades g (0: not relevant, or not judged):
 
     ndcg@10    = DCG(g_1 ... g_10) / DCG(the 10 largest grades of the query)     DCG = sum_i g_i / log2(1 + i); the figure of BEIR
     mrr@10     = 1 / i of the first d_i with g_i > 0 among the first 10, else 0
@@ -42,7 +42,7 @@ def of_rankings(places: Sequence[Sequence[int]], grades: Sequence[Mapping[int, i
 
 
 def _scores(order: Sequence[int]) -> dict[str, float]:
-    """Returns scores that bring trec_eval to rank documents in this order: it sorts by score, and ties by name."""
+    """Returns scores that make trec_eval rank documents in this order: it sorts by score, and ties by name."""
     return {str(document): float(len(order) - rank) for rank, document in enumerate(order)}
 
 
@@ -51,4 +51,4 @@ def _mean_of(place: int) -> Figure:
 
 
 METRICS: Mapping[str, Figure] = {name: _mean_of(place) for place, name in enumerate(FIGURES)}
-"""Means over the queries of what `of_rankings` returns; 0 without a judged query."""
+"""Means over the queries of the metrics of `of_rankings`; 0 without a judged query."""

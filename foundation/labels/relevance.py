@@ -7,7 +7,7 @@ A row is a single text, a query or a document, and its labels say what it is and
     number   counts queries, and documents, from 0
     pad      number -1, grade 0: no judgement
 
-Judgements stand at the queries or at the documents, where fewer columns hold them. A choice of rows keeps its labels: queries are then
+Judgements are stored at the queries or at the documents, whichever needs fewer columns. A choice of rows keeps its labels: queries are then
 judged on the documents among these rows. Documents that nobody judged count as not relevant, as in BEIR (https://arxiv.org/abs/2104.08663).
 
     found for a query   the documents with the largest cosines, the nearest first; ties: the lowest row
@@ -92,7 +92,7 @@ class Judged(VectorLabels):
 
     @cached_property
     def known(self) -> Known:
-        """What the labels say."""
+        """The judgements in the labels."""
         labels, sides = self.array, [self._by_number(side) for side in (QUERY, DOCUMENT)]
         places = [{int(number): place for place, number in enumerate(labels[rows, 1])} for rows in sides]
         grades: dict[int, dict[int, int]] = {}
@@ -110,13 +110,13 @@ class Judged(VectorLabels):
         rows = np.flatnonzero(self.array[:, 0] == side)
         return np.asarray(rows[np.argsort(self.array[rows, 1], kind="stable")])
 
-    def found(self, vectors: Array, count: int = TOP) -> Array:
+    def nearest(self, vectors: Array, count: int = TOP) -> Array:
         """Returns the places of the documents that vectors `[n, D]` find for each judged query, int64 `[q, count]`."""
         return nearest(vectors[self.known.queries], vectors[self.known.documents], count)
 
     def values(self, answers: Array) -> tuple[Array, Array]:
         """The metrics of each judged query (`foundation.labels.ranking`)."""
-        return zeros_beside(of_rankings(self.found(answers, DEEPEST).tolist(), self.known.grades))
+        return zeros_beside(of_rankings(self.nearest(answers, DEEPEST).tolist(), self.known.grades))
 
     def count(self) -> int:
         """The number of judged queries."""
@@ -128,7 +128,7 @@ class Judged(VectorLabels):
 
     def overlap(self, reference: Array, answers: Array) -> float:
         """The share of the first 10 documents, as a mean over queries; 1 without queries."""
-        before, after = self.found(reference), self.found(answers)
+        before, after = self.nearest(reference), self.nearest(answers)
         if not before.size:
             return 1.0
         shared = [len(np.intersect1d(ours, theirs)) for ours, theirs in zip(before, after, strict=True)]

@@ -7,7 +7,7 @@ A row is a window of the context of a question (`foundation.standalone.windows`)
               [:, 0, 0]    first and last token of the first true answer in the window; both 0, the first token of all, where the window
                            does not hold it
               [:, 0, 1]    number of the question, and whether it has an answer
-              [:, 1:]      words of the true answers, two numbers a word; -1 behind the last one, and where there are fewer answers
+              [:, 1:]      words of the true answers, two numbers a word; -1 after the last one, and where there are fewer answers
 
     answers   float32 [n, 168]         what of the logits [L, 2] of a window is kept (`Part`)
 
@@ -45,14 +45,14 @@ from foundation.standalone.windows import Read, of_each
 Words = tuple[tuple[int, int], ...]
 """The words of an answer; () where there is none."""
 NO_ANSWER = "no answer"
-"""Stands among the labels of data in which a question has none."""
+"""Label of a question without an answer."""
 NO_WORD, NO_PLACE = -1, -1
 NEVER = np.float32(-1e30)
 """Score of no answer, where there always is one."""
 MOST_WORDS = 40
 """Words of a predicted answer; further ones count as part of the last one."""
 HEADER = 3
-"""Least words in labels, so that what stands before them has room."""
+"""Fewest words in labels, so that the entries before them have room."""
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 NEAR_TIE = 3 * 2 * MEDIAN_LIMIT / 0.6745
@@ -63,7 +63,7 @@ LEAST_SHARE = 1e-6
 
 
 class Part:
-    """Where the parts of `answers` stand."""
+    """Indices of the parts of `answers`."""
 
     SCORE, NULL = 0, 1
     """Score of the best span, and of no answer less the threshold: the larger one decides."""
@@ -71,7 +71,7 @@ class Part:
     """Characters of the context that the best span goes from and to."""
     SIDES = slice(4, 4 + 2 * (2 + 2 * N_BEST))
     """For the start and for the end: the logit of the first token, the log of the sum of the exponentials of all, then the places of the
-    tokens of the context with the largest logits, in the window, and these logits; places are -1 behind the last one."""
+    tokens of the context with the largest logits, in the window, and these logits; places are -1 after the last one."""
     WORDS = slice(SIDES.stop, SIDES.stop + 2 * MOST_WORDS)
     """Words of the best span."""
 
@@ -90,7 +90,7 @@ class Sides(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is answered to one question."""
+    """The answer to one question."""
 
     row: int
     """The window with the best span."""
@@ -138,14 +138,14 @@ def labels_of(places: Array, questions: Sequence[int], answerable: Sequence[bool
     return Spans(made)
 
 
-def kept_of(logits: Array, window: Read, context: str, threshold: float | None) -> Array:
+def compress_logits(logits: Array, window: Read, context: str, threshold: float | None) -> Array:
     """Returns the compressed logits of one window, float32 `[168]`.
 
     Args:
         logits: Logits of the window, float32 `[L, 2]`.
-        window: Where its tokens stand.
+        window: Places of its tokens.
         context: The text.
-        threshold: See `foundation.standalone.windows.Asked`.
+        threshold: See `foundation.standalone.windows.Question`.
     """
     made = np.zeros(Part.WORDS.stop, np.float32)
     first, values = logits[window.begin], logits[window.first : window.first + len(window.characters)]
@@ -231,7 +231,7 @@ class Spans(Labels):
         return found
 
     def values(self, answers: Array) -> tuple[Array, Array]:
-        """Of each question exact match, F1 and whether it has an answer, float64 `[q, 3]`."""
+        """Exact match, F1 and whether there is an answer, for each question, float64 `[q, 3]`."""
         found = self.questions(answers)
         made = np.zeros((len(found), 3))
         for figure, (row, none) in zip(made, found, strict=True):
@@ -275,7 +275,7 @@ class Spans(Labels):
 
 
 def best_threshold(answers: Array, labels: Spans) -> tuple[float, float]:
-    """Returns how much is best taken off the scores of no answer for the mean F1 of all questions, and that F1.
+    """Returns the best shift of the null scores for the mean F1 of all questions, and that F1.
 
     Every question is decided by the null score minus the score of its best span. With the leads in order, F1 of every
     threshold between two of them is known from sums; the official script does the same. Of equal ones 0 is taken, or else the nearest to
@@ -316,10 +316,10 @@ class SpanAnswer(Answer):
         made = np.zeros((len(rows), Part.WORDS.stop), np.float32)
         for kept, row, tokens, values in zip(made, rows, of_each(preprocessor.tokenizer, rows), logits, strict=True):
             read = Read(0, tokens.first, tokens.characters[row.start : row.stop], tokens.others + len(row))
-            if not np.isfinite(values[: read.length]).all():  # whoever gathers the batches says so
+            if not np.isfinite(values[: read.length]).all():  # reported when the batches are gathered
                 kept[:] = np.nan
                 continue
-            kept[:] = kept_of(values, read, row.context, preprocessor.null_threshold)
+            kept[:] = compress_logits(values, read, row.context, preprocessor.null_threshold)
         return made
 
     def numbers(self, outputs: int, positions: int) -> int:
@@ -341,7 +341,7 @@ class SpanAnswer(Answer):
         return changed, np.concatenate([first, apart])
 
     def _tied(self, reference: Array, answers: Array, changed: Array) -> Array:
-        """Returns in which of the changed windows the other span is almost as good to the reference, bool `[n]`."""
+        """Returns for which changed windows the reference scores the other span almost as high, bool `[n]`."""
         limit, tied = NEAR_TIE * deviation(reference), np.zeros(len(reference), bool)
         for row in np.flatnonzero(changed & ~_none(reference) & ~_none(answers)):
             known, other = (sides_of(of[row : row + 1]) for of in (reference, answers))

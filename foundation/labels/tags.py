@@ -4,13 +4,13 @@
     B-PER   O       O     B-LOC   I-LOC           tags: where an entity begins and continues, and of which kind it is
 
 Entities are read from tags by the rules of conlleval, which seqeval has too, so that one reader understands IO, IOB1, IOB2 (BIO), IOBES
-(BIOES) and BILOU: an entity ends before O, before another kind, before B or S, and behind E or S. A tag without a prefix counts as I. That
+(BIOES) and BILOU: an entity ends before O, before another kind, before B or S, and after E or S. A tag without a prefix counts as I. That
 reader is the server's (`foundation.standalone.response.spans_of`).
 
 Labels are int32 [n, C + W, 2], C tags and at most W words in a row, so that a metric needs nothing besides them:
 
     [:, :C]   (code, -1)       what each tag means; the same in every row
-    [:, C:]   (tag, piece)     the tag of each word, -1 behind the last one, and the place of its first token, -1 for a word that has none
+    [:, C:]   (tag, piece)     the tag of each word, -1 after the last one, and the place of its first token, -1 for a word that has none
                                because it was truncated away, or consists of characters that the tokenizer drops
 
     code      0 for O; 1 + 4 k + 0, 1, 2, 3 for B, I, E, S of kind k, kinds counted by their names
@@ -35,7 +35,7 @@ from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import parts_of
 
 Span = tuple[int, int, str]
-"""First word of an entity, the word behind its last one, and its kind."""
+"""First word of an entity, the word after its last one, and its kind."""
 OUTSIDE = "O"
 NO_WORD = -1
 NO_PIECE = -1
@@ -59,7 +59,7 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
 
 
 def spans_of_codes(codes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Returns the entities of a row of codes: first word, the word behind the last one, number of the kind."""
+    """Returns the entities of a row of codes: first word, the word after the last one, number of the kind."""
     return list(response.spans_of([("BIES"[(code - 1) % 4], (code - 1) // 4) if code else ("", -1) for code in codes]))
 
 
@@ -104,7 +104,7 @@ def of_words(logits: Array, pieces: Sequence[Array], length: int) -> Array:
 
     Args:
         logits: Logits of all tokens, float32 [n, tokens, C].
-        pieces: The place of the first token of each word, int [W] a row; words at and behind `length` have none.
+        pieces: The place of the first token of each word, int [W] a row; words at and after `length` have none.
         length: At most so many words of a row can have a token.
     """
     answers = np.zeros((len(logits), length, logits.shape[-1]), np.float32)
@@ -125,7 +125,7 @@ def first_pieces(tokenizer: Any, texts: Sequence[Any]) -> list[Array]:
 
 
 def _first_pieces(text: str, row: Any) -> Array:
-    word_of, count = [], 0  # the word of each character; a space belongs to the word behind it, as some tokenizers have it
+    word_of, count = [], 0  # the word of each character; a space belongs to the word after it, as some tokenizers have it
     for character in text:
         count += character == " "
         word_of.append(count)
@@ -183,7 +183,7 @@ class Tags(Labels):
         return Tags(made)
 
     def _entities(self, answers: Array) -> Iterator[tuple[set[Any], set[Any]]]:
-        """Yields the predicted and the true entities of each row: first word, the word behind the last one, number of the kind."""
+        """Yields the predicted and the true entities of each row: first word, the word after the last one, number of the kind."""
         count = answers.shape[-1]
         for ours, theirs in zip(_codes(self.pseudo_labels(answers).array, count), _codes(self.array, count), strict=True):
             yield set(spans_of_codes(ours)), set(spans_of_codes(theirs))
@@ -194,7 +194,7 @@ class Tags(Labels):
         return zeros_beside(np.array(counts, np.float64).reshape(-1, 3))
 
     def class_counts(self, answers: Array) -> Array | None:
-        """Those of entities, for each kind in the order of their names."""
+        """Counts of entities of each kind, in the order of the kinds' names."""
         codes = self.array[0, : answers.shape[-1], 0] if len(self) else np.zeros(1, np.int32)
         counts = np.zeros(((int(codes.max()) + 3) // 4, 3), np.int64)
         for found, true in self._entities(answers):

@@ -10,7 +10,7 @@ A row of a task whose answer is a vector is a single text. Its labels say which 
              0 for other parts
 
 Every group has as many rows as the largest one, so that batches are cut alike everywhere. Where a group has fewer negatives, its last text
-is repeated, and the part says so: -k in the place of part k. Such a filler is no negative, neither of its group nor of another.
+is repeated, and the part says so: -k in the place of part k. A filler is a negative of no group.
 
 A choice of rows keeps its labels, so that groups are found again in any order; what is left of a group without all its parts is no
 prediction. A group is right where its anchor is nearer to the positive than to every negative, by cosine; equally near is wrong.
@@ -33,7 +33,7 @@ from foundation.labels.form import rows_of_parts, whole_groups
 from foundation.labels.vectors import VectorLabels, cosines
 
 GROUP = 3
-"""What stands in front."""
+"""First entry of a label in a text group."""
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
 """Parts of a group; NEGATIVE is the first of them."""
 PAIR, TRIPLET = 2, 3
@@ -42,7 +42,7 @@ WIDTH, WITH_MARGINS = 4, 5
 """Columns of labels."""
 MOST_TEXTS = 2**24
 NO_COSINE = -2.0
-"""What a filler has instead of a cosine: less than any."""
+"""Score of a filler: less than any cosine."""
 
 
 def filled(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -88,7 +88,7 @@ class Groups(VectorLabels):
         """Returns the rows of the anchors, of the positives and of each of the `size - 2` negatives of all groups that have each of them.
 
         Returns:
-            int64 `[g]` each, in the order of the numbers of the groups; fillers stand in the place of their negatives.
+            int64 `[g]` each, in the order of the numbers of the groups; fillers take the place of their negatives.
         """
         labels = self.array
         found = [np.flatnonzero(np.abs(labels[:, 2]) == part) for part in range(size)]
@@ -107,7 +107,7 @@ class Groups(VectorLabels):
         """The cosines of the anchor with every negative and with the positive of every whole group, float64 `[t, k + 1]`, and the column of
         the right one, int64 `[t]`.
 
-        The largest one is the answer; the positive stands last: where two are equal, the first is the wrong one. Fillers have -2.
+        The largest one is the answer; the positive is last: of two equal ones, the first is the wrong one. Fillers have -2.
         """
         anchors, positives, *negatives = self.judged
         columns = [np.where(self.array[rows, 2] < 0, NO_COSINE, cosines(answers[anchors], answers[rows])) for rows in negatives]

@@ -3,9 +3,9 @@
     labels    int32 [n, 2, 1 + T]        of at most T characters, T at least 2
 
               [:, 0, 0]    number of characters
-              [:, 0, 1:]   code points of the true text, -1 behind the last one
+              [:, 0, 1:]   code points of the true text, -1 after the last one
               [:, 1, 0]    id of the blank
-              [:, 1, 1:]   tokens of the text, -1 behind the last one: characters that the vocabulary lacks are left out where it has no
+              [:, 1, 1:]   tokens of the text, -1 after the last one: characters that the vocabulary lacks are left out where it has no
                            token for unknown ones
 
     answers   float32 [n, F, 10]         what of the logits [F, V] of a sound is kept (`Part`)
@@ -15,7 +15,7 @@ Figures follow jiwer, over all sounds:
     WER   (substitutions + deletions + insertions of words) / words of the true texts
     CER   the same of characters, spaces included
 
-A model from the Hub may write in capitals alone; texts are then brought to its case when they are read, so that figures ignore it as the
+A model from the Hub may write only capitals; texts are then brought to its case when they are read, so that figures ignore it as the
 field does. Code points are below 2^24, which float32 holds exactly. Tokens of several characters, such as that for unknown ones, count as
 one.
 """
@@ -52,7 +52,7 @@ LEAST_SHARE = 1e-6
 
 
 class Part:
-    """Where the parts of `answers` stand."""
+    """Indices of the parts of `answers`."""
 
     CHARACTER = 0
     """The character that begins at the frame, a code point."""
@@ -173,7 +173,7 @@ class TranscriptAnswer(Answer):
         made[..., Part.CHARACTER], made[..., Part.IDS] = ABSENT, NO_TOKEN
         for own, frames, whole in zip(made, preprocessor.sounds.frames(rows), logits, strict=True):
             values = whole[:frames]
-            if not np.isfinite(values).all():  # whoever gathers the batches says so
+            if not np.isfinite(values).all():  # reported when the batches are gathered
                 own[:] = np.nan
                 continue
             best = np.argsort(-values, axis=1, kind="stable")[:, :K]
@@ -202,7 +202,7 @@ class TranscriptAnswer(Answer):
         return changed, apart[same]
 
     def _tied(self, reference: Array, answers: Array) -> Array:
-        """Returns of which sounds all other tokens are almost as good to the reference, bool `[n]`."""
+        """Returns for which sounds the reference scores all the other tokens almost as high, bool `[n]`."""
         theirs = answers[..., Part.IDS.start, None]
         logits = reference[..., Part.LOGITS].astype(np.float64)
         other = np.where(reference[..., Part.IDS] == theirs, logits, -np.inf).max(axis=-1)  # not kept: too far

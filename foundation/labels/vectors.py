@@ -1,12 +1,12 @@
 """Vectors of texts: which texts form a pair, how similar two vectors are, and how far two models are apart. Uses only numpy.
 
-A row of a task whose answer is a vector is a single text. Data come in pairs of texts with a score, so that two rows follow each other, and
-their labels say which:
+A row of a task whose answer is a vector is a single text. Data come in pairs of texts with a score; the two texts are consecutive rows, and
+their labels hold the number of the pair:
 
     texts   [a_0, b_0, a_1, b_1, ...]                             n rows
     labels  [[0, s_0], [0, s_0], [1, s_1], [1, s_1], ...]         float32 [n, 2]: number of the pair, its score
 
-A choice of rows keeps its labels, so that pairs are found again in any order; a text whose partner is missing is no prediction.
+A selection of rows keeps its labels, so pairs can be matched in any order; a text whose partner is missing is not a prediction.
 
     similarity of a pair    cos(a, b) = a . b / (|a| |b|)
     distance of two models  |v - w| / |v|, v from the reference; of vectors of length 1 it is sqrt(2 - 2 cos(v, w))
@@ -31,7 +31,7 @@ FAR = 0.1
 """Relative distance from which on two vectors count as different predictions: a cosine of 0.995."""
 MOST_PAIRS = 2**24
 CHUNK = 1024
-"""Rows whose cosines with all others are held at once."""
+"""Rows whose cosines with all others are in memory at once."""
 
 
 def labels_of(scores: Array) -> Pairs:
@@ -108,7 +108,7 @@ class VectorLabels(Labels):
     COMPARED: ClassVar[bool] = True
 
     def overlap(self, reference: Array, answers: Array) -> float:
-        """Returns the share of what two models find for a row that is the same: of its 10 nearest texts, given vectors `[n, D]` of both."""
+        """Returns the share of a row's 10 nearest texts that two models have in common, from vectors `[n, D]` of both."""
         return overlap(reference, answers)
 
     def indexed(self, vectors: Array) -> Array:

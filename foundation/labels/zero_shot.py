@@ -17,7 +17,7 @@ https://arxiv.org/abs/2103.00020, section 3.1):
     answer  = argmax_k  v . c_k / |v|                                                   v: the vector of an image
 
 The scale of the logits, and the bias of SigLIP, change no argmax. Classes without a text among the rows cannot be found, and their images
-are no predictions. A float32 counts classes and pairs exactly up to 2^24.
+are not predictions. A float32 counts classes and pairs exactly up to 2^24.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ImagesAndTexts(VectorLabels):
         return classes[self.values(answers)[0].argmax(axis=1)] if len(classes) else np.zeros(len(self.judged), np.int64)
 
     def class_counts(self, answers: Array) -> Array | None:
-        """Those of the judged images."""
+        """Counts of each class over the judged images."""
         return counts_of_ids(self.nearest_classes(answers), self.array[self.judged, 1].astype(np.int64))
 
     def count(self) -> int:

@@ -20,7 +20,7 @@ _REMEDIES = {
 _MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
 _LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process has terminated")
 LOST = "another process of the run is gone: it was ended, or its machine or the network failed; run the same command to continue"
-"""What is said where nobody else knows which one."""
+"""Message if no other process knows which one failed."""
 _UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Errors that are the cause, whatever followed from them."""
 

@@ -1,4 +1,4 @@
-"""What else keeps this machine busy while engines are timed.
+"""Measures other load on this machine while engines are timed.
 
     other cores    (time of all cores spent at work - processor time of this process and its children) / wall time
     stolen         share of the time of all cores that a hypervisor gave to other guests
@@ -23,7 +23,7 @@ from typing import TypedDict
 import numpy as np
 
 DISTURBING = 0.05
-"""Share of stolen or throttled time from which a block of samples is taken again."""
+"""Share of stolen or throttled time from which on a block of samples is measured again."""
 SLOW = 1.3
 """A block is taken again where the kernel took so many times its least time, before and after it."""
 KERNEL = np.random.default_rng(0).integers(0, 2**31, 20_000)

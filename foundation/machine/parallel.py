@@ -17,7 +17,7 @@ others take part in the stages that train in parallel and wait during all other 
     fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
            Scalars, such as a learned scale, cannot be sharded and stay whole. With `offload` shards, their gradients and their optimizer
-           state lie in the memory of the host (`CPUOffloadPolicy`).
+           state are in host memory (`CPUOffloadPolicy`).
     tensor Neighbouring processes share each layer (`foundation.training.processes.division`) and work on the same rows; the others
            are dealt out. Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy
            holds. `ddp` is `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are
@@ -26,7 +26,7 @@ others take part in the stages that train in parallel and wait during all other 
     context  Neighbouring processes share the tokens of each row (`foundation.models.architecture.context`) and hold whole layers; each
              takes a part of the loss, so that `ddp` and `fsdp2` work over all processes as if every one had rows of its own.
     pipeline  Neighbouring processes hold consecutive blocks (`foundation.training.processes.pipeline`) and work on the same rows; the
-           others are dealt out, by `ddp` alone.
+           others are distributed, only by `ddp`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Team:
         return self.shards or (self.size > 1 and self.context > 1)
 
     @property
-    def given(self) -> str:
-        """What divides the model, as the section `parallel` of a recipe says it."""
+    def settings(self) -> str:
+        """The settings of the section `parallel` that divide the model, as text."""
         if self.pipeline > 1:
             return f"pipeline: {self.pipeline}"
         if self.context > 1:
@@ -289,7 +289,7 @@ ALONE = Team()
 def own_lines(module: nn.Module) -> None:
     """Moves tensors that do not begin at a cache line to memory that does, as all memory from torch does.
 
-    A matrix product on a CPU adds in an order that depends on where its inputs lie within a line, and weights from a file lie anywhere.
+    A matrix product on a CPU adds in an order that depends on the alignment of its inputs, and weights from a file have any alignment.
     Processes that each hold a copy of a weight would compute gradients that differ in the last bits, and the copies would drift apart.
     """
     moved: dict[tuple[int, tuple[int, ...]], Tensor] = {}
@@ -340,14 +340,14 @@ def joined() -> Iterator[Team]:
     try:
         yield Team(rank, size)
     except BaseException as error:
-        if _is_told_elsewhere(error, store):
+        if _is_reported_elsewhere(error, store):
             raise FailedElsewhere from error
         raise
     finally:
         dist.destroy_process_group()
 
 
-def _is_told_elsewhere(error: BaseException, store: Any) -> bool:
+def _is_reported_elsewhere(error: BaseException, store: Any) -> bool:
     """Whether somebody else says why the run ends: the process that failed first, or the one that watches a process that was ended.
 
     A lost connection is not reported to the store: it may be gone with process 0, and torch writes a trace of its own about that.

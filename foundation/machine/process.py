@@ -89,7 +89,7 @@ def freed_memory_returned() -> Iterator[None]:
 
     Afterwards malloc keeps freed memory again if it did before, because of `keep_freed_memory` or the environment of this process.
     """
-    kept = _Malloc.kept or TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
+    kept = _Malloc.keeps_freed or TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
     _set_malloc({M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**22, M_TRIM_THRESHOLD: 2**24})
     trim_memory()
     try:
@@ -170,7 +170,7 @@ def _kilobytes(file: Path, name: str) -> int:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What `mallinfo2` of glibc returns."""
+    """Result of glibc's `mallinfo2`."""
 
     _fields_: ClassVar = [
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
@@ -186,14 +186,14 @@ class _Mallinfo(ctypes.Structure):
 class _Malloc:
     """The last setting made in this process; the C library has no way to query it."""
 
-    kept = False
+    keeps_freed = False
 
 
 def _set_malloc(settings: Mapping[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
         return False
-    _Malloc.kept = settings.get(M_MMAP_MAX) == 0
+    _Malloc.keeps_freed = settings.get(M_MMAP_MAX) == 0
     taken = [bool(mallopt(name, value)) for name, value in settings.items()]
     return all(taken)
 

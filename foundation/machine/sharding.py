@@ -1,4 +1,4 @@
-"""Models of which each process holds shards (`fully_shard`): made, whole again, and the norm of their gradients.
+"""Sharded models (`fully_shard`): shards are made and gathered, and the gradient norm is computed.
 
 A weight is sharded over the processes of a mesh as a DTensor. `shard` gathers a block only while it runs; `skeleton` and `unshard` make the
 plain model again, in place, with the weights that training has changed.
@@ -24,7 +24,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, 
     Args:
         model: The same weights in all processes, on any device.
         blocks: The modules to gather one at a time.
-        offload: Whether shards, their gradients and their optimizer state lie in the memory of the host.
+        offload: Whether shards, their gradients and their optimizer state are in host memory.
         mesh: The processes to shard over; of two dimensions the first replicates. Default: all of them.
     """
     import torch

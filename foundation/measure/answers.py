@@ -16,14 +16,14 @@ from foundation.labels.tasks import TASKS, Task
 from foundation.standalone.preprocess import Preprocessor
 
 
-def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
+def gathered(batches: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
     """Merges batches of (row indices, predictions `[b, ...]`) into one array in row order, float32 `[count, ...]`.
 
     Raises:
         InputError: There are no rows, or a prediction is NaN or infinite; the message names the row.
     """
     whole: Array | None = None
-    for indices, answers in found:
+    for indices, answers in batches:
         whole = np.zeros((count, *answers.shape[1:]), np.float32) if whole is None else whole
         whole[indices] = answers
     if whole is None:
@@ -92,4 +92,4 @@ def load_groups(path: Path) -> Array | None:
 
     check_plain(path, str(path))
     with safe_open(path, framework="numpy") as file:
-        return file.get_tensor("groups") if "groups" in file.keys() else None  # noqa: SIM118  # it is no mapping
+        return file.get_tensor("groups") if "groups" in file.keys() else None  # noqa: SIM118  # it is not a mapping

@@ -1,4 +1,4 @@
-"""What a model gets that knows nothing: the floor below which a metric says nothing, and under which no goal is judged.
+"""Scores of models that ignore their input: below this floor a metric means nothing, and no goal is judged.
 
     constant   every row gets the same answer: the most frequent classes, labels from the most frequent one on, no entity, no answer, no
                word, the same score or vector, at every position the distribution of all tokens

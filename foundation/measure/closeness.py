@@ -18,7 +18,7 @@ other. Rows that belong together (`foundation.data.groups`) count as groups g = 
 
     m +- t se,   se^2 = G / (G - 1) sum_g e_g^2 / n^2       t: Student's, with G_e - 1 degrees of freedom (`foundation.core.resampling`)
 
-which is t s / sqrt(n) for rows that stand alone. Two models are compared by the interval of the differences row by row, which is much
+which is t s / sqrt(n) for independent rows. Two models are compared by the interval of the differences row by row, which is much
 narrower. An `auto` choice departs from its default only if that interval says so (`closer`, `interval`).
 
 If int8 alone causes a distance D, an `auto` choice may add at most
@@ -104,7 +104,7 @@ class Trial:
     labels: Labels | None = None
     """Labels of the rows; None for calibration rows."""
     groups: Groups | None = None
-    """Which rows belong together; None where each stands alone."""
+    """Groups of rows that belong together; None if each row is its own group."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
@@ -172,7 +172,7 @@ class Trial:
         apart, answers = np.zeros(len(self.rows)), []
         for numbers, expected, logits in self._pairs():
             apart[numbers] = self._apart(numbers, expected, logits)
-            answers.append((numbers, logits if self.read is None else self._kept(numbers, logits)))
+            answers.append((numbers, logits if self.read is None else self._stored(numbers, logits)))
         return float(apart.mean()), self._metric(gathered(answers, len(self.rows)))
 
     def metric_before(self) -> float | None:
@@ -183,7 +183,7 @@ class Trial:
         """Yields for each batch the numbers of its rows, the original logits and the current ones, in the form of `answers` or `read`."""
         if self.read is None:
             for numbers, logits in _logits(self.model, self.prepared, self.rows):
-                yield numbers, self.answers[numbers], self._kept(numbers, logits)
+                yield numbers, self.answers[numbers], self._stored(numbers, logits)
             return
         batches = [numbers for numbers, _ in self.prepared.batches(self.rows, BATCH_SIZE)]
         for numbers in batches:
@@ -191,7 +191,7 @@ class Trial:
                 ((order, both),) = _logits(self.model, self.prepared, [self.rows[number] for number in numbers])
             yield numbers, both[len(numbers) :], both[: len(numbers)][np.argsort(order)]
 
-    def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
+    def _stored(self, numbers: Sequence[int], logits: Array) -> Array:
         return compressed(self.prepared, [self.rows[number] for number in numbers], logits)
 
     def _metric(self, answers: Array) -> float:
@@ -221,7 +221,7 @@ def heard(model: nn.Module) -> Iterator[list[Array]]:
 
 @contextmanager
 def beside(model: nn.Module, read: Array) -> Iterator[None]:
-    """Lets the head of a language model read other inputs [b, L, D] too: the logits then have these rows behind their own."""
+    """Lets the head of a language model read other inputs [b, L, D] too: the logits of these rows then follow the others."""
     given = torch.from_numpy(np.ascontiguousarray(read))
     handle = head_of(model).register_forward_pre_hook(lambda head, args: (torch.cat([args[0], given.to(args[0])]), *args[1:]))
     try:
@@ -266,7 +266,7 @@ def interval(values: Array, groups: Groups | None = None) -> tuple[float, float]
 
     Args:
         values: Distances, or differences of distances on the same rows.
-        groups: Which of them belong together; None: each stands alone.
+        groups: Which of them belong together; None: each row is its own group.
     """
     groups = each_alone(len(values)) if groups is None else groups
     mean, count = float(np.mean(values)), len(groups)

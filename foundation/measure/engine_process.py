@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from foundation.core.arrays import Array
-from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.machine.process import environment, spawn
 from foundation.machine.waits import bounded_spin
 from foundation.standalone.preprocess import Row, TokenPair
@@ -32,7 +32,7 @@ from foundation.standalone.windows import Window
 KINDS: Mapping[str, type | UnionType] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""
 MIXED = "mixed"
-"""Images and texts, each behind the name of its type."""
+"""Images and texts, each after the name of its type."""
 
 
 class EngineError(RuntimeError):
@@ -40,7 +40,7 @@ class EngineError(RuntimeError):
 
 
 class Job(Protocol):
-    """What it takes to start the process of an engine."""
+    """Arguments to start the process of an engine."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -137,23 +137,23 @@ class EngineProcess:
         found: dict[str, Array] = load_file(answered)
         return found
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can.
 
         Args:
             prompts: Token ids.
             decoding: How tokens are chosen.
-            told: Called with the tokens of each prompt as they come.
+            on_tokens: Called with the tokens of each prompt as they come.
 
         Raises:
             EngineError: The engine failed.
         """
         given = Path(self._files.name, "prompts.safetensors")
         write_rows(given, prompts)
-        line = self.ask("generate", rows=str(given), decoding=decoding.message(), stream=told is not None)
+        line = self.ask("generate", rows=str(given), decoding=decoding.message(), stream=on_tokens is not None)
         while "answers" not in line:
-            assert told is not None
-            told(line["prompt"], line["tokens"])
+            assert on_tokens is not None
+            on_tokens(line["prompt"], line["tokens"])
             line = self._read("generate")
         self.peak_memory_bytes = int(line["peak_memory_bytes"])
         return [Answer.from_message(one) for one in line["answers"]]

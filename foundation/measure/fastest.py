@@ -1,4 +1,4 @@
-"""What is served: the configuration that misses the fewest goals, and of these the fastest.
+"""Chooses the served configuration: the one that misses the fewest goals, then the fastest.
 
 A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Configurations of the last variant compete
 with configurations of the float model that it was made of, so that int8 is served where it wins and float where it does not.
@@ -89,7 +89,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Scale:
-    """What candidates are held against."""
+    """The reference that candidates are compared with."""
 
     metric: str
     before: float
@@ -187,17 +187,17 @@ def reference_rows(latency: Iterable[VariantTiming], baseline: str) -> dict[Shap
     return {row.shape: row for row in latency if (row.variant, row.engine, row.precision, row.mode) == wanted}
 
 
-def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Ranked]:
+def ranking(candidates: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Ranked]:
     """Returns the candidates, the one to serve first.
 
     Args:
-        found: The candidates.
+        candidates: The candidates.
         goals: The goals of the recipe.
         scale: The baseline.
     """
-    found = list(found)
-    cells = limited(found, goals)
-    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals, cells)) for one in found]
+    candidates = list(candidates)
+    cells = limited(candidates, goals)
+    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals, cells)) for one in candidates]
     ranked.sort(key=lambda one: (len(one.missed), one.time_ms))
     if not ranked:
         return []
@@ -216,7 +216,7 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
 def _complexity(one: Ranked) -> tuple[int, int, float]:
     """Returns the sort key of simplicity: precisions, mode, time; the least is the simplest."""
     names = one.candidate.names
-    mixed = names["float_precision"] not in ("fp32", names["precision"])  # int8 whose float part is in halves
+    mixed = names["float_precision"] not in ("fp32", names["precision"])  # int8 whose float part is in 16 bits
     return 1 + mixed, MODES.index(names["mode"]), one.time_ms
 
 
@@ -239,7 +239,7 @@ def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tup
 
 
 def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
-    """Returns the goals that a candidate misses, by their keys; `int8_faster` is no property of one candidate."""
+    """Returns the goals that a candidate misses, by their keys; `int8_faster` is not a property of one candidate."""
     rows = candidate.rows
     metric = known_metric(scale.metric)
     assert metric is not None, scale.metric
@@ -255,7 +255,7 @@ def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
     return (*found, *(["max_latency_ms"] if slow else []))
 
 
-def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, int]]:
+def limited(candidates: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, int]]:
     """Returns the cells that `goals.max_latency_ms` orders candidates by: a shape and a percentile, for each limit.
 
     A percentile that one of the candidates lacks is replaced by the next lower one, so that all are ordered by the same. A limit at a shape
@@ -265,7 +265,7 @@ def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, int]]
     for goal in goals.max_latency_ms:
         shape = goal.batch, goal.sequence
         lower = [percentile for percentile in PERCENTILES if percentile <= goal.percentile]
-        known = (percentile for percentile in lower if found and all(_has(one, shape, percentile) for one in found))
+        known = (percentile for percentile in lower if candidates and all(_has(one, shape, percentile) for one in candidates))
         cells += [(shape, percentile) for percentile in list(known)[:1]]
     return cells
 
@@ -285,7 +285,7 @@ def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, int
     Args:
         candidate: A configuration.
         goals: The goals of the recipe.
-        cells: What `limited` returns of all candidates; None: of this one alone.
+        cells: Result of `limited` for all candidates; None: only for this one.
     """
     rows, cells = candidate.rows, limited([candidate], goals) if cells is None else cells
     if not goals.max_latency_ms and goals.min_throughput is not None:

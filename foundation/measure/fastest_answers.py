@@ -1,10 +1,10 @@
-"""Which engine serves a language model: of those that answer prompts, the one with clearly more tokens per second.
+"""Chooses the engine that serves a language model: among engines that answer prompts, one with clearly more tokens per second.
 
     rate      geometric mean over the loads of tokens per second (`foundation.measure.generation`), so that none outweighs another
     served    the first engine of the target, unless another misses no more goals and has `CLEARLY` more
 
-An engine stands with its recommended mode. The goal that counts is `max_drop`: an engine that rounds more than another may be faster and
-worse. Every build is served, so this is asked for each.
+An engine competes with its recommended mode. The goal that counts is `max_drop`: an engine that rounds more may be faster and
+worse. Every build is served, so the choice is made for each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foundation.measure.fastest import EXACT, EXPORTED
 from foundation.measure.metrics import METRICS
 
 CLEARLY = 0.1
-"""Share by which an engine has to be faster than the first one."""
+"""Relative speed by which an engine has to beat the first one."""
 
 
 def engines_that_answer(
@@ -37,7 +37,7 @@ def engines_that_answer(
         target: Its engines are in order of preference; `serve: first` keeps it.
         goals: The goals of the recipe.
         scale: Name of the primary metric, and its value for the baseline in torch; None where it is not known.
-        proposed: Whether tokens are proposed to what is served: engines that take none then come last.
+        proposed: Whether tokens are proposed to the served model: engines that take no proposals then come last.
     """
     rows = () if latency is None else read_generated(latency).rows
     found = {}

@@ -56,7 +56,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Reads:
-    """What an engine reads from memory for one token."""
+    """Bytes that an engine reads from memory for one token."""
 
     weight_bytes: int
     """All weights that every token is multiplied with."""

@@ -8,7 +8,7 @@
         f1:LABEL         2 |P and T| / (|P| + |T|)
 
 A figure of a class whose divisor is 0 is 0. A model that always answers a class has all of its recall, so the floor of `recall:LABEL`
-(`foundation.measure.chance`) comes from shuffled answers alone.
+(`foundation.measure.chance`) comes only from shuffled answers.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Judged:
         return self.metric.of(*labels.values(logits))
 
 
-def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
+def judged_of(task: Task, metric: str | None, labels: Sequence[str]) -> Judged:
     """Returns the metric that is judged.
 
     Args:
         task: The task.
-        asked: `goals.metric`; None: the primary metric.
+        metric: `goals.metric`; None: the primary metric.
         labels: Names of the classes.
 
     Raises:
         InputError: The task has no such metric, or the data no such class.
     """
-    name = asked or TASKS[task].metric
-    problem = problem_with(task, asked)
+    name = metric or TASKS[task].metric
+    problem = problem_with(task, metric)
     if problem is None and name not in METRICS and name.partition(SEPARATOR)[2] not in labels:
         given = name.partition(SEPARATOR)[2]
         allowed = f"{', '.join(labels)} is allowed{nearest(given, labels)}"
@@ -78,21 +78,21 @@ def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
     return Judged(task, name, replace(_OF_ONE, of=of, constants=kind != "recall"))
 
 
-def problem_with(task: Task, asked: str | None) -> Problem | None:
+def problem_with(task: Task, metric: str | None) -> Problem | None:
     """Returns why a task has no metric of that name, whatever its classes are; None where it has."""
     row = TASKS[task]
-    if asked is None or asked in row.metrics:
+    if metric is None or metric in row.metrics:
         return None
-    kind, separator, label = asked.partition(SEPARATOR)
+    kind, separator, label = metric.partition(SEPARATOR)
     if row.answer.JUDGES_CLASSES and separator and kind in OF_CLASS and label:
         return None
     more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.answer.JUDGES_CLASSES else []
     allowed = [*row.metrics, *more]
-    return Problem("goals.metric", f"{asked!r} given", f"{', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}")
+    return Problem("goals.metric", f"{metric!r} given", f"{', '.join(allowed)} is allowed for {task}{nearest(metric, allowed)}")
 
 
 def known_metric(name: str | None) -> Metric | None:
-    """Returns how a metric of a report is written and compared: a row of `METRICS`, or for a figure of a class one that cannot compute it;
+    """Returns how to format and compare a metric of a report: a row of `METRICS`, or for a figure of a class one that cannot compute it;
     None for names of other versions."""
     if name is None or name in METRICS:
         return None if name is None else METRICS[name]

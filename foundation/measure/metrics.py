@@ -1,7 +1,7 @@
 """The table of metrics, and the differences between the predictions of two models.
 
 To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`foundation.labels.tasks`). Metrics that
-one form of labels alone has stand in its class instead (`foundation.labels.form`). The first metric of a task is the primary one, which
+only one form of labels has are in its class instead (`foundation.labels.form`). The first metric of a task is the primary one, which
 goals refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):

@@ -1,4 +1,4 @@
-"""Which engines are still worth timing: successive halving over the turns of `foundation.measure.latency`.
+"""Selects the engines that are still worth timing: successive halving over the turns of `foundation.measure.latency`.
 
     after a turn   an engine leaves if another one is faster at every shape, and by the geometric mean of the ratios faster by
                    `MARGINS[turn]`, the 95 % interval of that mean being above it
@@ -52,7 +52,7 @@ BLOCKS = (Block(3, 30, 0.12), Block(3, 60, 0.25), Block(3, 140, 0.4))
 
 @dataclass(frozen=True)
 class Rival:
-    """What an engine is besides its times."""
+    """Facts about an engine besides its times."""
 
     group: str
     """Groups whose fastest engine is timed to the end."""
@@ -72,25 +72,25 @@ class Race:
         """Whether a goal limits the p99 at a shape."""
         return shape in self.p99
 
-    def staying(self, live: Sequence[int], found: Mapping[int, Mapping[Shape, Figures]]) -> list[int]:
+    def staying(self, live: Sequence[int], figures: Mapping[int, Mapping[Shape, Figures]]) -> list[int]:
         """Returns the engines that take another turn.
 
         Args:
             live: Those that took this one.
-            found: What their cells are worth so far.
+            figures: What their cells are worth so far.
         """
-        times = {index: float(np.mean([math.log(cell.p50) for cell in found[index].values()])) for index in live}
+        times = {index: float(np.mean([math.log(cell.p50) for cell in figures[index].values()])) for index in live}
         leaders = {group: min((i for i in live if self.rivals[i].group == group), key=lambda i: times[i]) for group in self._groups(live)}
         kept = {index for index in live if self.rivals[index].always} | set(leaders.values())
-        return [index for index in live if index in kept or not any(_beats(one, index, found) for one in leaders.values())]
+        return [index for index in live if index in kept or not any(_beats(one, index, figures) for one in leaders.values())]
 
     def _groups(self, live: Sequence[int]) -> list[str]:
         return list(dict.fromkeys(self.rivals[index].group for index in live))
 
 
-def _beats(one: int, other: int, found: Mapping[int, Mapping[Shape, Figures]]) -> bool:
+def _beats(one: int, other: int, figures: Mapping[int, Mapping[Shape, Figures]]) -> bool:
     """Whether an engine is so much faster than another one that this can win nothing any more."""
-    cells = [(found[one][shape], slow) for shape, slow in found[other].items()]
+    cells = [(figures[one][shape], slow) for shape, slow in figures[other].items()]
     gaps = [(math.log(slow.p50 / fast.p50), _variance(fast, slow)) for fast, slow in cells]
     turns = min(len([one for one in slow.medians if one is not None]) for _, slow in cells)
     if any(fast.busy or slow.busy for fast, slow in cells):

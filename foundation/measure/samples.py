@@ -1,4 +1,4 @@
-"""The samples of one engine at one shape, and what they are worth on a machine that does something else too.
+"""The samples of one engine at one shape, and the figures drawn from them on a machine with other load.
 
 A sample is the wall time of a call, with the processor time of the engine's process and the time that its threads waited for a core
 (`foundation.machine.waits`).
@@ -14,8 +14,9 @@ A sample is the wall time of a call, with the processor time of the engine's pro
                   busy for 1.3 to 1.8 of two cores, and two assumed make it a third too fast); or the half-width of the interval is over
                   `NOISY` after at least three turns
 
-The processor time of a call does not change much when others take the cores. What an engine burns while it waits for its own threads is in
-it: that is bounded (`foundation.machine.waits.bounded_spin`), and with half of the time lost to others a figure is given up.
+The processor time of a call does not change much when others take the cores. It includes the
+spinning of an engine that waits for its own threads: that is bounded (`foundation.machine.waits.bounded_spin`). If half of the time is lost
+to other load, there is no figure.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a cell is worth."""
+    """Figures of one cell."""
 
     samples: Floats
     """Measured or estimated times, ms."""
@@ -76,7 +77,7 @@ class Figures:
     interval: tuple[float, float]
     """95 % interval of the median of all samples."""
     half: float
-    """Half of it, of the logarithm."""
+    """Half-width of the interval of the logarithm."""
     between: float | None
     within: float
     disturbed: float | None
@@ -98,7 +99,7 @@ def is_undisturbed(wall_ms: float, waited_ms: float) -> bool:
 
 
 def enough(count: int, seconds: float, least: int, most: int, limit_s: float) -> bool:
-    """Whether a block has its samples: `most`, or at least `least` that took `limit_s` seconds together."""
+    """Whether a block has enough samples: `most`, or at least `least` that took `limit_s` seconds together."""
     return count >= most or (count >= least and seconds >= limit_s)
 
 
@@ -168,12 +169,12 @@ def _estimated(turn: Turn, spread: float) -> Floats:
 
 
 def _most_parallel(turns: Sequence[Turn]) -> float:
-    """Returns the most processor time per wall time of any sample: a lower bound of what an undisturbed call has."""
+    """Returns the largest processor time per wall time of any sample: a lower bound for an undisturbed call."""
     return max((float((turn.cpu / turn.wall).max()) for turn in turns if turn.cpu is not None and len(turn.wall)), default=0.0)
 
 
 def _waiting(turns: Sequence[Turn]) -> float:
-    """Returns the share of the time in which threads wanted to run that they waited for a core."""
+    """Returns the share of the threads' runnable time that they spent waiting for a core."""
     waited = sum(float(turn.waited.sum()) for turn in turns if turn.waited is not None)
     ran = sum(float(turn.cpu.sum()) for turn in turns if turn.cpu is not None)
     return waited / (waited + ran) if waited else 0.0

@@ -1,8 +1,8 @@
-"""Compares the tokens of two language models that answer the same prompts, each in its own words from the first difference on.
+"""Compares the tokens of two language models that answer the same prompts; after the first difference their texts differ.
 
     decisions      tokens that both chose after the same tokens: for each prompt all up to the first that differs, and that one
     disagreements  prompts with such a token: after it the models read different texts, and nothing more is compared
-    equal_share    share of all positions with the same token; also counts those that are equal behind a difference by chance
+    equal_share    share of all positions with the same token; also counts those that are equal after a difference by chance
 
 Answers that end are filled up with `ENDED`, in files too; where both have ended there is no position.
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from foundation.standalone.tolerance import disagreements_allowed
 
 ENDED = -1
-"""Behind an answer that has ended."""
+"""Fills the positions after the end of an answer."""
 Tokens = NDArray[np.int32]
 
 
@@ -30,25 +30,25 @@ def ended(answers: Tokens) -> bool:
     return bool((answers == ENDED).any())
 
 
-def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
+def compare_tokens(reference: Tokens, answers: Tokens) -> dict[str, Any]:
     """Compares answers of equal length.
 
     Args:
-        reference: Token ids of one model, int32 [n, T]; `ENDED` behind the end of an answer.
-        found: The tokens of the other, int32 [n, T].
+        reference: Token ids of one model, int32 [n, T]; `ENDED` after the end of an answer.
+        answers: The tokens of the other, int32 [n, T].
 
     Returns:
         `prompts` n, `tokens` T, `equal_share`, `identical` (answers that are equal throughout), `first_other` (position of the first token
         that differs, 0 to T - 1: the median over the answers that differ; None where none does), `decisions`, `disagreements`, `limit`,
         `passed`.
     """
-    if reference.shape != found.shape or reference.ndim != 2:
-        raise ValueError(f"answers of shapes {list(reference.shape)} and {list(found.shape)}; two of [n, T] are compared")
+    if reference.shape != answers.shape or reference.ndim != 2:
+        raise ValueError(f"answers of shapes {list(reference.shape)} and {list(answers.shape)}; two of [n, T] are compared")
     prompts, tokens = reference.shape
-    other_nT = reference != found
+    other_nT = reference != answers
     differs_n = other_nT.any(axis=1)
     first_n = np.where(differs_n, other_nT.argmax(axis=1), tokens)
-    written_nT = (reference != ENDED) | (found != ENDED)
+    written_nT = (reference != ENDED) | (answers != ENDED)
     written_n = written_nT.sum(axis=1)
     decisions, disagreements = int(np.minimum(first_n + 1, written_n).sum()), int(differs_n.sum())
     limit = disagreements_allowed(decisions)
@@ -81,7 +81,7 @@ def token_shortfall(compared: Mapping[str, object], other: str) -> str | None:
 
 
 def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
-    """Returns answers as one array, int32 [n, T]; `ENDED` behind the shorter ones."""
+    """Returns answers as one array, int32 [n, T]; `ENDED` after the shorter ones."""
     whole = np.full((len(answers), tokens), ENDED, np.int32)
     for row, answer in zip(whole, answers, strict=True):
         row[: len(answer)] = answer
@@ -95,7 +95,7 @@ def save_answers(path: Path, prompts: Sequence[Tokens], tokens: Tokens, mixed: t
         path: The file.
         prompts: Prompts, int32 [P] each.
         tokens: Answers, int32 [n, T].
-        mixed: The same of prompts of several lengths, which a server is asked too; written as `mixed_prompts` and `mixed_tokens`.
+        mixed: The same for prompts of several lengths, which a server answers too; written as `mixed_prompts` and `mixed_tokens`.
     """
     from safetensors.numpy import save_file
 
@@ -107,7 +107,7 @@ def save_answers(path: Path, prompts: Sequence[Tokens], tokens: Tokens, mixed: t
 
 
 def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
-    """Reads what `save_answers` wrote: prompts int32 [P] each, and tokens int32 [n, T]."""
+    """Reads the file of `save_answers`: prompts int32 [P] each, and tokens int32 [n, T]."""
     from safetensors.numpy import load_file
 
     found = load_file(path)

@@ -4,8 +4,8 @@
     DIR/adapter_config.json, adapter_model.safetensors      what was trained on top of it
 
 Transformers puts such an adapter on a model that it loads, as modules of its own, and then reports the missing weights of the adapter as if
-they were missing in the model. Whether the weights hold the adapter already cannot be read from the files, so the recipe says it. Merging
-is peft's: W + (alpha / r) B A for low-rank adapters (https://arxiv.org/abs/2106.09685). Not supported: adapters that are no change of
+they were missing in the model. Whether the weights hold the adapter already cannot be read from the files, so the recipe has to say.
+Merging is peft's: W + (alpha / r) B A for low-rank adapters (https://arxiv.org/abs/2106.09685). Not supported: adapters that do not change
 weights, such as learned prompts; adapters without the weights of their model.
 """
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 ADAPTER_JSON, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""In peft's files in front of the name that a weight has in the model."""
+"""Prefix of weight names in peft's files."""
 Adapter = Literal["merge"]
 
 
 def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool = False) -> Path:
-    """Returns the local folder of a model, as `foundation.models.files.find`, after a look at the adapter next to it.
+    """Returns the local folder of a model, as `foundation.models.files.find`, after a check of the adapter next to it.
 
     Args:
         path: Local folder or Hub id.
         key: Key path in the recipe, for messages.
-        adapter: What the recipe wants to be done with an adapter.
+        adapter: The recipe's setting for an adapter.
         weights: Whether to download the weights too.
 
     Raises:
-        InputError: There is no such folder; there is an adapter that nothing is to be done with; or there is none to merge.
+        InputError: There is no such folder; there is an adapter without a setting for it; or there is none to merge.
     """
     folder = find(path, key, weights=weights)
     if not (folder / ADAPTER_JSON).is_file():

@@ -55,7 +55,7 @@ class ModelConfig(Config):
     path: Annotated[str, Field(min_length=1)] | None = None
     """Hub id or local folder (config.json and safetensors)."""
     run: Annotated[str, Field(min_length=1)] | None = None
-    """Folder of a finished run to start from a stage of, with `stage`. The checkpoint stands as `path` in the lock file of the run."""
+    """Folder of a finished run to start from a stage of, with `stage`. The lock file of the run has the checkpoint as `path`."""
     stage: Annotated[str, Field(min_length=1)] | None = None
     """Id of that stage, such as finetune: one that makes a checkpoint in float."""
     config: dict[str, Any] | str | None = None
@@ -72,7 +72,7 @@ class ModelConfig(Config):
     preprocessor: dict[str, Any] | None = None
     """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
     adapter: Adapter | None = None
-    """What to do with an adapter of peft (adapter_config.json) next to the weights in `path`. `merge` adds it to them, as
+    """Handling of an adapter of peft (adapter_config.json) next to the weights in `path`. `merge` adds it to them, as
     `merge_and_unload` of peft does. Absent: a folder with an adapter is refused."""
     trust_remote_code: Literal[False] = False
     """Always false: Python code that comes with a model is never run."""
@@ -187,7 +187,7 @@ def _defaults(kind: str) -> Mapping[str, object]:
     return found
 
 
-def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | None) -> None:
+def check_task(config: ModelConfig, trained: PreTrainedConfig, num_labels: int | None) -> None:
     """Checks the type, problem type and number of outputs of a trained model (`num_labels`: labels of the data, if known).
 
     Raises:
@@ -195,43 +195,43 @@ def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | N
     """
     from foundation.models.heads.towers import check_towers
 
-    classes = task_classes(found, config.task)
+    classes = task_classes(trained, config.task)
     if not classes:
         raise InputError(
             "model.path",
-            f"{config.path} is a {found.model_type}, which cannot do {config.task}",
+            f"{config.path} is a {trained.model_type}, which cannot do {config.task}",
             remedy="give a model that can, or change model.task",
         )
-    _check_padding(found, config.task, "model.path")
+    _check_padding(trained, config.task, "model.path")
     if config.facts.two_towers:
-        check_towers(found, "model.path")
+        check_towers(trained, "model.path")
     if config.head == "new":
         return
     row = config.facts
     regression = not row.answer.classifies
     remedy = "give model.head: new (then finetune must be the first stage)" if not row.generates else ""
-    given = (found.architectures or classes)[0]
+    given = (trained.architectures or classes)[0]
     if given not in classes:
         raise InputError("model.path", f"{config.path} is a {given}", f"{config.task} needs a {' or '.join(classes)}", remedy)
     if not config.facts.answer.FROM_HEAD:
         return
-    if found.problem_type not in (None, row.problem_type):
+    if trained.problem_type not in (None, row.problem_type):
         raise InputError(
-            "model.path", f"{config.path} was trained for {found.problem_type}", f"{config.task} needs {row.problem_type}", remedy
+            "model.path", f"{config.path} was trained for {trained.problem_type}", f"{config.task} needs {row.problem_type}", remedy
         )
     own = config.facts.answer.LABELS
     wanted = num_labels if own is None else len(own)
-    outputs = found.vocab_size if row.transcribes else found.num_labels
+    outputs = trained.vocab_size if row.transcribes else trained.num_labels
     if (wanted is not None and outputs != wanted) or (not regression and outputs < 2):
         needs = str(wanted) if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
         raise InputError("model.path", f"{config.path} has {outputs} outputs", f"{config.task} needs {needs}", remedy)
 
 
-def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | None) -> PreTrainedConfig:
-    """Writes how a vector is made of the tokens into a Transformers config, in place, and returns it; nothing for tasks of other answers.
+def add_embedding(trained: PreTrainedConfig, config: ModelConfig, folder: Path | None) -> PreTrainedConfig:
+    """Writes the pooling settings into a Transformers config, in place, and returns it; changes nothing for tasks without vectors.
 
     Args:
-        found: The config.
+        trained: The config.
         config: The recipe's model section.
         folder: Folder of the model; None for random weights.
 
@@ -241,8 +241,8 @@ def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | N
     from foundation.models.heads.embedding import EMBEDDING_KEY, resolved
 
     if config.facts.embeds_texts:
-        setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
-    return found
+        setattr(trained, EMBEDDING_KEY, resolved(config.embedding, trained, folder, config.path))
+    return trained
 
 
 def check_length(config: PreTrainedConfig, max_length: int) -> None:
@@ -326,7 +326,7 @@ def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
 
 
 def _tokenizer_values(
-    tokenizer: str | TrainedTokenizer | None, given: Mapping[str, object], default: PreTrainedConfig
+    tokenizer: str | TrainedTokenizer | None, settings: Mapping[str, object], default: PreTrainedConfig
 ) -> dict[str, object]:
     """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
@@ -337,7 +337,7 @@ def _tokenizer_values(
     else:
         loaded = load_tokenizer(tokenizer)
         size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
-    wanted = given.get("vocab_size", size)
+    wanted = settings.get("vocab_size", size)
     if isinstance(wanted, int) and wanted < size:
         raise InputError("model.config.vocab_size", f"{wanted} given", f"the tokenizer has {size} entries", f"give at least {size}")
     return {"vocab_size": size, **ids}

@@ -1,4 +1,4 @@
-"""Answers of an encoder-decoder in torch, which depend on the model and the search alone (`foundation.models.generation`)."""
+"""Answers of an encoder-decoder in torch, which depend only on the model and the search (`foundation.models.generation`)."""
 
 from __future__ import annotations
 

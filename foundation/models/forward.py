@@ -45,7 +45,7 @@ def device_of(model: nn.Module) -> torch.device:
     """Returns the device that a model computes on: where its first parameter is, or the device that its shards are gathered on."""
     first: Any = next(model.parameters())
     if is_sharded(first) and first.device_mesh.device_type == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())  # shards may lie in the memory of the host
+        return torch.device("cuda", torch.cuda.current_device())  # shards may be in host memory
     device: torch.device = first.device
     return device
 

@@ -1,4 +1,4 @@
-"""What generation_config.json of a model says, read here alone, and `generate` of Transformers with the settings of its caller alone.
+"""Reads generation_config.json of a model, and runs Transformers' `generate` with only the caller's settings.
 
 Its token ids apply (`foundation.core.answer_tokens`). All else changes which tokens are chosen. Transformers applies that unless each
 setting is given another value, and no engine can do all of it, so none applies it: answers follow a `Decoding`, and `idle` names what
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SAMPLING: Mapping[str, object] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""What a `Decoding` has, too, by the value that changes nothing; without do_sample Transformers applies none of it."""
+"""Sampling settings that `Decoding` has too, with their neutral values; without do_sample Transformers applies none of them."""
 RARE_SAMPLING: Mapping[str, object] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 REQUESTS: Mapping[str, object] = {
     "repetition_penalty": 1.0,
@@ -32,7 +32,7 @@ REQUESTS: Mapping[str, object] = {
     "length_penalty": 1.0,
     "stop_strings": None,
 }
-"""What a `Decoding` has under this or another name, by the value that changes nothing."""
+"""Settings that `Decoding` has under this or another name, with their neutral values."""
 UNSUPPORTED: Mapping[str, object] = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
@@ -59,7 +59,7 @@ UNSUPPORTED: Mapping[str, object] = {
     "token_healing": False,
     "watermarking_config": None,
 }
-"""What no engine of ours does, by the value that changes nothing."""
+"""Settings that none of our engines implements, with their neutral values."""
 NEUTRAL: Mapping[str, object] = {"do_sample": False, **SAMPLING, **RARE_SAMPLING, **REQUESTS, **UNSUPPORTED}
 
 
@@ -117,8 +117,8 @@ def _asks(settings: Mapping[str, object], name: str) -> bool:
     return value is not None and value != [] and value != NEUTRAL[name]
 
 
-def _listed(given: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {json.dumps(value, default=str)[:SHOWN]}" for name, value in given.items())
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {json.dumps(value, default=str)[:SHOWN]}" for name, value in values.items())
 
 
 def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str, object], **inputs: Any) -> Tensor:
@@ -130,7 +130,7 @@ def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str,
         model: A model of Transformers in evaluation mode.
         ends: Tokens that end an answer.
         settings: In the words of Transformers.
-        inputs: Inputs of the model, and what is no setting, such as a streamer.
+        inputs: Inputs of the model, and what is not a setting, such as a streamer.
     """
     from transformers import GenerationConfig
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache

@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 FLOAT_BYTES = 4
 WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What wrappers of torch put into the names of weights."""
+"""Prefixes that torch wrappers add to the names of weights."""
 NEW_HEAD = 100_000_000
 """Weights that a new head and pooler may have on top of the stored ones, which a config may also use twice."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known about a model before its weights are read."""
+    """Facts about a model before its weights are read."""
 
     config: PreTrainedConfig
     """The Transformers config."""
@@ -224,12 +224,12 @@ def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
     return found
 
 
-def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
+def _check_stored(config: ModelConfig, stored_config: Any, source: Path) -> None:
     """Checks, without reading a weight, that the files can hold the model of the config, in floating point."""
     stored = headers(source, "model.path")
     try:
         with on_meta_device(), quiet():
-            model = auto_class(config.task, found).from_config(with_class(copy.deepcopy(found), config.task))
+            model = auto_class(config.task, stored_config).from_config(with_class(copy.deepcopy(stored_config), config.task))
     except REFUSED as error:
         raise InputError(
             "model.path", f"{source / 'config.json'} describes no model ({one_line(error)})", remedy="check its sizes"

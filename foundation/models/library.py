@@ -92,7 +92,7 @@ def model_class(config: PreTrainedConfig, task: Task) -> Any:
 
 
 def on_meta_else_cpu(run: Callable[[bool], T]) -> T:
-    """Returns what `run(True)` returns, for the meta device; where Transformers refuses, as of models that look at values, `run(False)`."""
+    """Returns `run(True)`, on the meta device; if Transformers refuses, as for models that look at values, returns `run(False)`."""
     try:
         return run(True)
     except REFUSED:
@@ -129,7 +129,7 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    loud = level < logging.ERROR  # a change of level empties the caches of thousands of loggers, and these blocks stand inside one another
+    loud = level < logging.ERROR  # a change of level empties the caches of thousands of loggers, and these blocks are nested
     if loud:
         logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -153,8 +153,9 @@ def one_line(error: BaseException) -> str:
     return reason(error, 200)
 
 
-def in_place_of(stock: Any, made: Any) -> Any:
-    """Returns `made`, a subclass of a stock model class, with the name of that class, and with `from_config` as auto classes have it."""
-    made.__name__, made.__qualname__, made.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    made.from_config = classmethod(lambda cls, config, **kwargs: cls._from_config(config, **kwargs))
-    return made
+def in_place_of(stock: Any, subclass: Any) -> Any:
+    """Returns `subclass`, a subclass of a stock model class, with the name of that class, and with `from_config` as auto classes have
+    it."""
+    subclass.__name__, subclass.__qualname__, subclass.__module__ = stock.__name__, stock.__qualname__, stock.__module__
+    subclass.from_config = classmethod(lambda cls, config, **kwargs: cls._from_config(config, **kwargs))
+    return subclass

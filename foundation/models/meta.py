@@ -25,7 +25,7 @@ CacheOfFunction = functools._lru_cache_wrapper
 
 _searched: set[str] = set()
 _newest = [""]
-"""The module that stood last in `sys.modules` when it was searched: what is loaded later stands behind it."""
+"""The last module in `sys.modules` when it was searched: modules that are loaded later come after it."""
 _caches: dict[int, CacheOfFunction[Any]] = {}
 
 

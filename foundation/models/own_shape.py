@@ -39,7 +39,7 @@ class OwnShape(Config):
     cross: tuple[NonNegativeInt, ...] = ()
     """Heads of each layer that read the encoder, 0 in the encoder itself; absent for models with one stack of layers."""
     tokens: tuple[Share, ...] = ()
-    """Share of the tokens that stay behind each layer (`foundation.models.architecture.dropped_tokens`); absent where all of them do."""
+    """Share of the tokens that remain after each layer (`foundation.models.architecture.dropped_tokens`); absent where all of them do."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -66,7 +66,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
 
 
 def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:
-    """Returns the share of the tokens that stay behind each layer of the model of a Transformers config; empty where all of them do."""
+    """Returns the share of the tokens that remain after each layer of the model of a Transformers config; empty where all of them do."""
     return tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ()))
 
 

@@ -37,7 +37,7 @@ SIZES = re.compile(
 TYPES = {"id2label": (dict, "a map"), "label2id": (dict, "a map"), "architectures": (list, "a list of names")}
 IMPLEMENTATIONS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
 OUTPUTS = {"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"}
-"""Keys that say what a model returns besides its answer and in which form: settings of whoever calls it, not of the model."""
+"""Keys for extra outputs of a model and their form: settings of the caller, not of the model."""
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 

@@ -45,7 +45,7 @@ class Counts:
 
 
 _known: dict[Hashable, Counts] = {}
-"""What was counted before: the run takes a tenth of a second, and each step of a plan asks for the same few models."""
+"""Cache of counts: one takes a tenth of a second, and the steps of a plan need the same few models."""
 
 
 def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) -> Counts:

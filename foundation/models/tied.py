@@ -1,4 +1,4 @@
-"""Weights that are one parameter under several names, such as a head and the embeddings.
+"""Tied weights: one parameter under several names, such as a head and the embeddings.
 
 A model built from a config ties what the config says. A model loaded from files need not be tied alike. If both weights are stored, with
 different values, Transformers leaves them apart whatever the config says. And `T5Config` turns `tie_word_embeddings: false` into "do not
@@ -16,22 +16,22 @@ from typing import Any
 from torch import nn
 
 
-def shared_as(made: nn.Module, source: nn.Module) -> None:
-    """Lets the parameters of a model share memory exactly where the parameters of the same names in its source do, in place.
+def shared_as(model: nn.Module, source: nn.Module) -> None:
+    """Ties the parameters of a model exactly like the parameters of the same names in its source, in place.
 
     Parameters that the source does not have, such as a new head's, stay as they are.
 
     Args:
-        made: A model that was built from a config.
+        model: A model that was built from a config.
         source: The model whose weights it gets.
     """
     owners = {name: _identity(parameter) for name, parameter in source.named_parameters(remove_duplicate=False)}
-    _part(made, owners)
+    _part(model, owners)
     first: dict[Hashable, nn.Parameter] = {}
-    for name, parameter in list(made.named_parameters(remove_duplicate=False)):
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         tied = first.setdefault(owners.get(name, name), parameter)
         if tied is not parameter:  # models built without values are not tied by Transformers
-            _place(made, name, tied)
+            _place(model, name, tied)
 
 
 def shared_names(model: nn.Module) -> frozenset[frozenset[str]]:
@@ -42,14 +42,14 @@ def shared_names(model: nn.Module) -> frozenset[frozenset[str]]:
     return frozenset(frozenset(group) for group in names.values() if len(group) > 1)
 
 
-def apart(made: nn.Module, stored: Collection[str]) -> None:
-    """Gives each parameter of a model that stands in a file under its own name memory of its own, in place.
+def apart(model: nn.Module, stored: Collection[str]) -> None:
+    """Unties, in place, each parameter of a model that a file stores under its own name.
 
     Args:
-        made: A model that was built from a config.
+        model: A model that was built from a config.
         stored: Names of the weights in the file; of a tied weight only one of the names.
     """
-    _part(made, {name: name for name in stored})
+    _part(model, {name: name for name in stored})
 
 
 def _identity(parameter: nn.Parameter) -> Hashable:
@@ -57,11 +57,11 @@ def _identity(parameter: nn.Parameter) -> Hashable:
     return (parameter.data_ptr(), parameter.shape) if parameter.numel() and not parameter.is_meta else id(parameter)
 
 
-def _part(made: Any, owners: Mapping[str, Hashable]) -> None:
+def _part(model: Any, owners: Mapping[str, Hashable]) -> None:
     """Copies parameters whose names have different owners; names without an owner stay with the first name of their parameter."""
     copies: dict[tuple[int, Hashable], nn.Parameter] = {}
     names: dict[int, list[str]] = {}
-    for name, parameter in made.named_parameters(remove_duplicate=False):
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     for number, group in names.items():
         kept = next((owners[name] for name in group if name in owners), None)
@@ -69,13 +69,13 @@ def _part(made: Any, owners: Mapping[str, Hashable]) -> None:
             owner = owners.get(name, kept)
             if owner == kept:
                 continue
-            parameter = made.get_parameter(name)
+            parameter = model.get_parameter(name)
             copies.setdefault((number, owner), nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
-            _place(made, name, copies[number, owner])
+            _place(model, name, copies[number, owner])
     # what Transformers ties again after the vocabulary has changed
-    tied: dict[str, str] = getattr(made, "all_tied_weights_keys", {})
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
     for target, source in list(tied.items()):
-        if made.get_parameter(target) is not made.get_parameter(source):
+        if model.get_parameter(target) is not model.get_parameter(source):
             del tied[target]
 
 

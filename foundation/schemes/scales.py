@@ -28,7 +28,7 @@ class Entry(TypedDict, total=False):
 
 
 class Grid(NamedTuple):
-    """What the codes of a weight stand for: (code - zero point) * scale."""
+    """The quantization grid of a weight: a code stands for (code - zero point) * scale."""
 
     scale: Tensor
     """float32 [O], or [O, G] for groups."""
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
     scale: NDArray[np.generic]
     """float32 [O], or [O, G] for blocks of inputs."""
     zero_point: NDArray[np.generic] | None = None
-    """Of the shape of `scale` and the type of `codes`; None where it is 0."""
+    """Zero points, with the shape of `scale` and the type of the codes; None if they are 0."""
     block_size: int = 0
     """Inputs that share a scale; 0: all inputs of an output."""
     since: tuple[int, int] = (0, 0)

@@ -163,9 +163,9 @@ def weight_only(numbers: str) -> str:
 
 
 INT4_BY_INT8 = "w4a8"
-"""What a layer of w4a16 is called in an engine that rounds its input to int8."""
+"""Name of a w4a16 layer in an engine that rounds its input to int8."""
 INT4_PRECISIONS = (weight_only("int4"), INT4_BY_INT8)
-"""What a layer with int4 weights may be called."""
+"""Possible names of a layer with int4 weights."""
 
 
 def schemes_with(fact: Callable[[SchemeFacts], bool]) -> str:

@@ -58,7 +58,8 @@ def table_codes(table_VD: Tensor, scale_V: Tensor) -> Tensor:
 
 
 def save_tables(folder: Path, scales: Mapping[str, Tensor]) -> None:
-    """Adds tables to the files that `foundation.schemes.checkpoint.save_quantization` wrote; a head among them is no float layer then."""
+    """Adds tables to the files that `foundation.schemes.checkpoint.save_quantization` wrote; a head among them is not a float layer
+    then."""
     document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     tensors = load_file(folder / QUANTIZATION_TENSORS)
     save_file(tensors | {f"{name}.scale": scale.clone() for name, scale in scales.items()}, folder / QUANTIZATION_TENSORS)

@@ -19,7 +19,7 @@ class WeightOnlyLinear(nn.Module):
     """Base of the layers with integer weights and float activations; dequantizes its weights in every call."""
 
     bias: Tensor | None
-    kept_OI: Tensor | None = None
+    cached_OI: Tensor | None = None
     """The dequantized weights inside of `dequantized_once`."""
 
     def dequantized(self) -> Tensor:
@@ -28,7 +28,7 @@ class WeightOnlyLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [..., O] for an input [..., I], in the dtype of the input."""
-        weight_OI = self.dequantized() if self.kept_OI is None else self.kept_OI
+        weight_OI = self.dequantized() if self.cached_OI is None else self.cached_OI
         return nn.functional.linear(x, weight_OI.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
@@ -41,9 +41,9 @@ def dequantized_once(model: nn.Module) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if isinstance(module, WeightOnlyLinear)]
     for layer in layers:
-        layer.kept_OI = layer.dequantized()
+        layer.cached_OI = layer.dequantized()
     try:
         yield
     finally:
         for layer in layers:
-            layer.kept_OI = None
+            layer.cached_OI = None

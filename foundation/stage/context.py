@@ -48,7 +48,7 @@ class MeasureLatency(Protocol):
 
 
 class EngineJob(Protocol):
-    """Tells how an exported engine is opened."""
+    """Function that returns how an exported engine is opened."""
 
     def __call__(self, root: Path, build: Mapping[str, object], engine: Mapping[str, object], proposals: bool) -> Any:
         """Returns the `foundation.measure.engine_process.Job` of an engine.
@@ -91,7 +91,7 @@ class Context:
     measure_latency: MeasureLatency | None = None
     """Times checkpoints; None outside a run."""
     engine_job: EngineJob | None = None
-    """Tells how an exported engine is opened in a process of its own; None outside a run."""
+    """Function that returns how an exported engine is opened in a separate process; None outside a run."""
     team: Team = ALONE
     """The processes that run this stage."""
     shared: Path | None = None

@@ -61,7 +61,7 @@ class Stage(Config):
         return f"stages.{self.title}"
 
     def team(self, processes: Team) -> Team:
-        """Returns the processes that execute the stage: all of the run, which reach the same result, or the first one alone, as here.
+        """Returns the processes that execute the stage: all of the run, which reach the same result, or only the first one, as here.
 
         Only the first one writes.
         """

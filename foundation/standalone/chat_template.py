@@ -1,7 +1,7 @@
-"""Conversations to text, as Transformers 5.x renders them. Needs Jinja2 alone; it is copied to servers.
+"""Conversations to text, as Transformers 5.x renders them. Needs only Jinja2; it is copied to servers.
 
 A chat template is a Jinja program that comes with a model. Two programs that read the same template differ in small settings, and every one
-of them changes prompts: whether a line with a tag alone leaves a line feed, how text is escaped in JSON, which names a template can call.
+of them changes prompts: whether a line with only a tag leaves a line feed, how text is escaped in JSON, which names a template can call.
 This file has the settings of `apply_chat_template` of Transformers:
 
     sandbox      immutable, so that a template cannot change what it is given, nor reach Python
@@ -62,7 +62,7 @@ def compiled(template: str, special_tokens: Mapping[str, str]) -> Render:
 
 
 def _line(error: Exception) -> str:
-    """Returns what a template says in one line; a name of the error before it unless the template raised it on purpose."""
+    """Returns the error message of a template in one line, after the error's name unless the template raised it on purpose."""
     said = " ".join(str(error).split())[:300]
     return said if type(error) is jinja2.TemplateError and said else f"{type(error).__name__}: {said}".removesuffix(": ")
 
@@ -80,7 +80,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """Renders what stands between `generation` and `endgeneration`, in a scope of its own."""
+    """Renders the part between `generation` and `endgeneration`, in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads it
 

@@ -7,7 +7,7 @@ there. This file needs only numpy; it is copied next to `build_plans.py` in a GP
 What a stream is given can be recorded as a graph (`Device.record`), which one call launches as a whole: small batches otherwise wait for
 the host, which launches a hundred kernels one by one.
 
-Not supported: asynchronous copies and pinned memory. Speed is measured of what lies on the GPU already (`Plan.ready`).
+Not supported: asynchronous copies and pinned memory. Speed is measured with inputs on the GPU (`Plan.ready`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Device:
         _check(self._driver, "cuStreamSynchronize", self._stream)
 
     def record(self, work: Callable[[], None]) -> Graph:
-        """Returns what a work puts on the stream as a graph; nothing of it runs meanwhile.
+        """Records the launches of `work` as a CUDA graph, without running them.
 
         Args:
             work: Launches kernels; does not wait, copy or allocate.
@@ -127,7 +127,7 @@ class Device:
 
 
 class Graph:
-    """What was recorded of a stream; made by `Device.record`."""
+    """A recorded CUDA graph; made by `Device.record`."""
 
     def __init__(self, driver: Any, executable: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
         self._driver, self._executable, self._stream = driver, executable, stream

@@ -66,11 +66,11 @@ class Text:
 
     rules: Rules
     start: int
-    """What the decoder reads before the first token."""
+    """Start token of the decoder."""
     tokens: list[int] = field(default_factory=list)
     """Its tokens so far."""
     before: Sequence[int] = ()
-    """What the model has read besides the start: the prompt of a decoder, which the repetition penalty counts, too."""
+    """Tokens read besides the start: the prompt of a decoder, which the repetition penalty counts too."""
     stopped: bool = False
     """Whether somebody outside has ended it."""
 
@@ -79,7 +79,7 @@ class Text:
 
     @property
     def last(self) -> int:
-        """What the decoder reads next."""
+        """The next input token of the decoder."""
         return self.tokens[-1] if self.tokens else self.start
 
     @property
@@ -105,20 +105,20 @@ class Text:
         return int(self._random.choice(len(chances_V), p=chances_V))
 
 
-def write(step: Step, texts: Sequence[Text], told: Callable[[int, int], None] = lambda number, token: None) -> None:
-    """Completes texts that all stand at their start.
+def write(step: Step, texts: Sequence[Text], on_token: Callable[[int, int], None] = lambda number, token: None) -> None:
+    """Completes texts that are all at their start.
 
     Args:
         step: The model.
         texts: The texts; those that end leave the model.
-        told: Called with the number of a text and its next token.
+        on_token: Called with the number of a text and its next token.
     """
     running = list(range(len(texts)))
     order = np.arange(len(texts), dtype=np.int32)
     while running:
         logits = step(np.array([texts[number].last for number in running], np.int64), order)
         for place, number in enumerate(running):
-            told(number, texts[number].take(logits[place]))
+            on_token(number, texts[number].take(logits[place]))
         places = [place for place, number in enumerate(running) if texts[number].ended is None]
         running, order = [running[place] for place in places], np.array(places, np.int32)
 

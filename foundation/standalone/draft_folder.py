@@ -1,4 +1,4 @@
-"""A folder that OpenVINO GenAI opens next to a draft, whatever tokenizer the model has. Needs openvino alone; it is copied to servers.
+"""A folder that OpenVINO GenAI opens next to a draft, whatever tokenizer the model has. Needs only openvino; it is copied to servers.
 
 GenAI takes token ids, and opens a model without a tokenizer. With a draft it asks the tokenizers of both models for the ids of a text and
 compares them. It is given the same stand-in for both: a graph that gives every text one token. That the vocabularies are the same is known

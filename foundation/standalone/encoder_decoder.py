@@ -1,7 +1,7 @@
 """Runs an encoder-decoder from two OpenVINO graphs, for groups of sources at a time. Needs numpy and openvino; it is copied to servers.
 
 The graphs come from `export.generation.encoder_decoder_graphs`. A group is encoded once and then decoded token by token; all of its
-texts have equally many tokens. Texts that are done leave it, and a text may go on in several ways (`decoding_rules`).
+texts have equally many tokens. Finished texts leave it, and a text may branch into several continuations (`decoding_rules`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Group:
         return self.forward(tokens[:, None], order)[:, -1]
 
     def forward(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
-        """Like `step`, for several tokens [r, n] at once; returns the logits behind each, [r, n, V]."""
+        """Like `step`, for several tokens [r, n] at once; returns the logits after each, [r, n, V]."""
         if not np.array_equal(order, np.arange(self._rows)):
             self._rows = len(order)
             self._read = {name: values[order] for name, values in self._read.items()}

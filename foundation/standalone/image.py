@@ -6,7 +6,7 @@ Rescaling and normalizing an 8-bit value v of channel c
 
 has only 256 possible results per channel, so it is a table look-up, precomputed with the same rounding as the Transformers processor.
 
-Served models of images hold a copy of this file; it needs numpy and Pillow alone. Not supported: images with more than 8 bits per channel,
+Served models of images hold a copy of this file; it needs only numpy and Pillow. Not supported: images with more than 8 bits per channel,
 and image processors with extra steps (crop_pct, reordered channels, patches); callers reject those.
 """
 
@@ -88,7 +88,7 @@ class ImageSteps:
         """Builds the steps from an "image" map: the keys of preprocessor_config.json with defaults filled in, and `num_channels`.
 
         Raises:
-            BadImage: The map requires a step that this file does not support, or has a value that is none.
+            BadImage: The map requires a step that this file does not support, or has an invalid value.
         """
         try:
             return cls._built(image)

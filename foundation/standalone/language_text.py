@@ -39,12 +39,12 @@ CLEANED = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-"""What cleaning up replaces, in this order, as in Transformers."""
+"""Replacements of the clean-up, in this order, as in Transformers."""
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What chat.json holds."""
+    """Contents of chat.json."""
 
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class LanguageText:
         return self._render(messages, add_generation_prompt)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns the ids of a conversation that the model goes on with.
+        """Returns the ids of a conversation that the model continues.
 
         Raises:
             TemplateRefused: See `apply_chat_template`.

@@ -13,7 +13,7 @@ every other: their time grows with the product.
 This is known of the parts in `LOCAL` and `SPLITS`: the tokenizers of BERT, RoBERTa, XLM-R, ALBERT, DeBERTa, T5 and ModernBERT have no
 others. A text that cannot be shortened, because it has no such place or the tokenizer other parts, is refused above `most` characters.
 
-Served models call it; it is copied next to them, and needs tokenizers alone.
+Served models call it; it is copied next to them, and needs only tokenizers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class LongTexts:
 
     @cached_property
     def _places(self) -> tuple[re.Pattern[str], ...]:
-        """What matches where a text may be cut; nothing if the tokenizer has parts of which that is not known."""
+        """Pattern of the places where a text may be cut; None if a part of the tokenizer is unknown."""
         normalizers, splits = _parts(self._tokenizer.normalizer, "normalizers"), _parts(self._tokenizer.pre_tokenizer, "pretokenizers")
         looked_for = [str(token.content) for token in self._tokenizer.get_added_tokens_decoder().values()]  # one may reach over a space
         if not splits or not _splits(splits[0]) or not all(_local(one, splits[0]) for one in normalizers) or any(map(_spaced, looked_for)):
@@ -138,7 +138,7 @@ class LongTexts:
 
 
 def _parts(component: Any, key: str) -> list[dict[str, Any]]:
-    """Returns what a normalizer or pre-tokenizer consists of, in order, as tokenizer.json describes it."""
+    """Returns the parts of a normalizer or pre-tokenizer, in order, as tokenizer.json describes them."""
     if component is None:
         return []
     described = json.loads(component.__getstate__())

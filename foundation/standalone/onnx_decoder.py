@@ -1,14 +1,14 @@
-"""Runs a decoder from an ONNX graph whose keys and values lie in buffers here. Needs numpy and onnxruntime; it is copied to servers.
+"""Runs a decoder from an ONNX graph with keys and values in buffers of this module. Needs numpy and onnxruntime; it is copied to servers.
 
-    input_ids    int64 [b, n]    the new tokens; shorter prompts are filled up behind
+    input_ids    int64 [b, n]    the new tokens; shorter prompts are filled up after
     seqlens_k    int32 [b]       tokens of each text after this step, less 1
     total        int32 []        tokens of the longest text after this step
     kept         int64 [k]       places in the b n new tokens whose logits are asked
     logits       float32 [k, V]
     past_key_values.<layer>.key, .value    float32 [b, heads, room, head size], written in place as present.<layer>.key, .value
 
-The graph comes from `export.generation.fused_graph`. Keys and values of all texts stand in one buffer for each layer, a row for each text,
-with room for more tokens than there are: a step writes behind the last token of each row, and nothing is copied. Texts of other lengths
+The graph comes from `export.generation.fused_graph`. Keys and values of all texts are in one buffer for each layer, a row for each text,
+with room for more tokens than there are: a step writes after the last token of each row, and nothing is copied. Texts of other lengths
 take a step together, so that they come and go as they like (continuous batching). Short prompts are read together, a long one in parts.
 """
 
@@ -30,7 +30,7 @@ PART = 256
 ROOM = 256
 """Tokens that a buffer has room for at first; it doubles."""
 CACHE, WRITTEN = "past_key_values.", "present."
-"""What the names of the buffers start with, as inputs and as outputs."""
+"""Prefixes of the buffers' names, as inputs and as outputs."""
 CONTEXT = "context"
 """Inputs of the graph that limit the length of a text."""
 Ids = Sequence[int] | NDArray[np.integer[Any]]
@@ -80,7 +80,7 @@ class Texts:
         self._buffers: dict[str, NDArray[np.float32]] = {}
 
     def read(self, prompts: Sequence[Ids]) -> Logits:
-        """Adds texts behind the others; returns the logits of the next token of each, float32 [m, V].
+        """Adds texts after the others; returns the logits of the next token of each, float32 [m, V].
 
         Args:
             prompts: Token ids, at least one each.
@@ -88,7 +88,7 @@ class Texts:
         return np.concatenate([self._read(group) for group in together([np.asarray(one, np.int64) for one in prompts])])
 
     def extend(self, row: int, ids: Ids) -> Logits:
-        """Appends tokens to one text, at most `PART`; returns the logits of the next one, float32 [V]. A text behind the last is new."""
+        """Appends tokens to one text, at most `PART`; returns the logits of the next one, float32 [V]. A text after the last is new."""
         if row == len(self.lengths):
             self.lengths.append(0)
         part = np.asarray(ids, np.int64)[None]
@@ -106,11 +106,11 @@ class Texts:
             self.lengths = [0] * rows
             logits = self._run(tokens, 0, [count] * rows, range(rows * count))
             return logits.reshape(rows, count, self._decoder.vocabulary)
-        # behind other tokens, the attention of ONNX Runtime takes several tokens of one text alone
+        # after other tokens, the attention of ONNX Runtime takes several tokens only of one text
         return np.stack([self._run(tokens[row : row + 1], row, [count], range(count)) for row in range(rows)])
 
     def keep(self, order: Sequence[int] | NDArray[np.int32]) -> None:
-        """Lets text i be what text order[i] was: one that is left out is dropped, one that comes twice goes on in two ways."""
+        """Reorders the texts: text i becomes text order[i]. A text that is missing is dropped, a text that occurs twice is duplicated."""
         moved = [(row, source) for row, source in enumerate(order) if row != source]
         lengths = [self.lengths[source] for source in order]
         self._grow(len(lengths), max(lengths, default=0))
@@ -134,18 +134,18 @@ class Texts:
         self.lengths += [0] * len(prompts)
         return self._run(tokens, first, counts, [row * tokens.shape[1] + count - 1 for row, count in enumerate(counts)])
 
-    def _run(self, tokens: NDArray[np.int64], first: int, counts: Sequence[int], kept: Sequence[int]) -> Logits:
-        """Appends the first counts[i] tokens of row i [b, n] to the texts from `first` on; returns the logits at the places `kept`."""
+    def _run(self, tokens: NDArray[np.int64], first: int, counts: Sequence[int], places: Sequence[int]) -> Logits:
+        """Appends the first counts[i] tokens of row i [b, n] to the texts from `first` on; returns the logits at the places `places`."""
         rows = slice(first, first + len(counts))
         lengths = [length + count for length, count in zip(self.lengths[rows], counts, strict=True)]
         self._grow(len(self.lengths), max(length + tokens.shape[1] for length in self.lengths[rows]))
-        logits = np.empty((len(kept), self._decoder.vocabulary), np.float32)
+        logits = np.empty((len(places), self._decoder.vocabulary), np.float32)
         binding = self._decoder.session.io_binding()
         given: dict[str, NDArray[Any]] = {
             "input_ids": np.ascontiguousarray(tokens),
             "seqlens_k": np.array(lengths, np.int32) - 1,
             "total": np.array(max(lengths), np.int32),
-            "kept": np.array(kept, np.int64),
+            "kept": np.array(places, np.int64),
         }
         for name, array in given.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
@@ -200,7 +200,7 @@ class Beams:
         """
         while not self._begun and not self.read():
             continue
-        self._texts.keep(order if self._begun else np.zeros_like(order))  # at first all beams go on from the prompt
+        self._texts.keep(order if self._begun else np.zeros_like(order))  # at first all beams continue the prompt
         self._begun = True
         return self._texts.step(tokens)
 

@@ -4,7 +4,7 @@ OpenVINO's own `infer` takes arrays, makes a tensor of each and copies it, in ev
 encoder-decoder all keys and values of the source for every token. Here nothing is copied that need not be:
 
     known shapes    the request has memory for each input; arrays are written into that. Token ids are int32 there (`compiled`)
-    any shape       the request reads arrays where they lie
+    any shape       the request reads arrays in place
     bound           the same, for arrays that stay: they are given once, for many runs
 """
 
@@ -60,10 +60,10 @@ class Request:
         names = [port.any_name for port in model.inputs] if known else []
         self._own: dict[str, NDArray[Any]] = {name: self._request.get_tensor(name).data for name in names}
         self._lent: dict[str, NDArray[Any]] = {}
-        """What the request reads where it lies: it would not keep the memory alive by itself."""
+        """Arrays that the request reads in place: the request itself does not keep their memory alive."""
 
     def bind(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        """Lets the request read arrays where they lie, in every run until their names are given again.
+        """Lets the request read arrays in place, in every run until their names are given again.
 
         Raises:
             RuntimeError: An array has another type or another number of axes than the input.

@@ -1,9 +1,9 @@
 """Token ids to text, piece by piece, with stop texts: one rule for all engines, `compress generate` and servers, to which it is copied.
 
-    ids ---> Decoded: text that later tokens cannot change ---> StopTexts: text that can be no part of a stop text ---> the client
+    ids ---> Decoded: text that later tokens cannot change ---> StopTexts: text outside stop texts ---> the client
 
 The joined pieces are the text of all ids, up to the character before the stop text. The tokens of an answer are all that the model wrote,
-up to the one with which its stop text is certain: they may hold letters of the stop text, and letters behind it.
+up to the token that completes its stop text: they may hold letters of the stop text, and letters after it.
 
 A letter of several bytes may come in several tokens: until it is whole, decoding ends with U+FFFD, and nothing of it is sent. Some
 tokenizers clean their text up, " ." becomes "."; their last `held` letters wait. Others drop a space at the start once a letter follows, so
@@ -81,24 +81,24 @@ class StopTexts:
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
         self._waiting = ""
-        self.found = False
+        self.complete = False
 
     def add(self, text: str) -> str:
-        """Takes text; returns what can be no part of a stop text. After one was found it returns nothing."""
-        if self.found:
+        """Takes text; returns the text that cannot belong to a stop text. After a complete stop text it returns nothing."""
+        if self.complete:
             return ""
         self._waiting += text
         places = [(place + len(stop), place) for stop in self._texts if (place := self._waiting.find(stop)) >= 0]
         if places:
-            self.found = True
+            self.complete = True
             return self._waiting[: min(places)[1]]
         keep = self._start_of_stop()
         ready, self._waiting = self._waiting[: len(self._waiting) - keep], self._waiting[len(self._waiting) - keep :]
         return ready
 
     def end(self) -> str:
-        """Returns what waited for the rest of a stop text that did not come."""
-        ready, self._waiting = "" if self.found else self._waiting, ""
+        """Returns the text that was held back for a stop text that did not come."""
+        ready, self._waiting = "" if self.complete else self._waiting, ""
         return ready
 
     def _start_of_stop(self) -> int:
@@ -127,4 +127,4 @@ class Pieces:
     @property
     def stopped(self) -> bool:
         """Whether a stop text was found."""
-        return self._stop.found
+        return self._stop.complete

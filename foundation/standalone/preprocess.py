@@ -6,7 +6,7 @@ This file prepares rows for training, for every engine, and inside the Triton se
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
 longest row. A text without any token is read as one padding token that counts. Blocks of token ids (text-generation) are only padded, on
 the right, which causal attention never reads. Pairs of token ids (text-to-text) are padded to one length: the source for the encoder, with
-its mask, and for the decoder the target behind the start token.
+its mask, and for the decoder the target after the start token.
 Images are prepared by `image.py`, sounds by `sound.py`. Not supported: left padding.
 """
 
@@ -33,7 +33,7 @@ TWO_TOWERS = "two towers"
 """The modality of a model whose rows are images and texts."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")
-"""What a text can be to a model, all int64 [n, L]."""
+"""Possible inputs of a text model, all int64 [n, L]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,9 @@ class TokenPair:
     """A text and the text that a model is to answer with, as token ids."""
 
     source: NDArray[np.int32]
-    """What the encoder reads, int32 [S]."""
+    """Input of the encoder, int32 [S]."""
     target: NDArray[np.int32]
-    """What the decoder is to write, int32 [T], the end token last."""
+    """Target of the decoder, int32 [T], the end token last."""
 
     def __len__(self) -> int:
         """Returns the length that the pair is padded to at least; the decoder reads a start token before the target."""
@@ -96,7 +96,7 @@ class Preprocessor:
     labels: tuple[str, ...]
     """Class names by id; the single name of the value for regression; empty for generation."""
     task: str
-    """What the model was made for, as the recipe names it."""
+    """Task of the model, as the recipe names it."""
     max_length: int = 0
     """Maximum tokens, or samples of a waveform, per row; longer rows are truncated. 0 for images and spectrograms."""
     buckets: tuple[int, ...] = ()
@@ -106,15 +106,15 @@ class Preprocessor:
     pad_token_type_id: int = 0
     """Padding value of token_type_ids."""
     decoder_start_token_id: int | None = None
-    """What a decoder reads before its first token; None for models without a decoder besides the encoder."""
+    """Start token of the decoder; None for models that are not encoder-decoders."""
     prompt: str = ""
     """Text that is put before each text."""
     dimensions: int = 0
-    """Numbers of the vector that the model answers a text with; 0 for models that answer otherwise."""
+    """Dimensions of the model's vectors; 0 for models without vectors."""
     response: str = "label"
-    """Form of what the server returns, a name in `response.RESPONSES`; not used for generation."""
+    """Form of the server's response, a name in `response.RESPONSES`; not used for generation."""
     stride: int = 0
-    """Tokens of a context, or of a text, that two windows share, where it is longer than the model reads."""
+    """Tokens that two windows of a context or text share, if it is longer than the model reads."""
     aggregate: str = ""
     """How the logits of windows are pooled: mean or max; empty where longer texts are truncated."""
     null_threshold: float | None = None
@@ -122,13 +122,13 @@ class Preprocessor:
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for other rows."""
     sound: Mapping[str, Any] | None = None
-    """What makes a `SoundSteps`; None for other rows."""
+    """Values of `SoundSteps`; None for other rows."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     """The tokenizer, set to truncate to max_length and not to pad; None for images and sounds."""
     steps: Any = field(default=None, init=False, repr=False, compare=False)
     """The image steps, a `foundation.standalone.image.ImageSteps`, derived from `image`."""
     sounds: Any = field(default=None, init=False, repr=False, compare=False)
-    """What prepares sounds, a `foundation.standalone.sound.Sounds`, derived from `sound`."""
+    """Preprocessor of sounds, a `foundation.standalone.sound.Sounds`, derived from `sound`."""
     towers: Mapping[str, Preprocessor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Preprocessors of both towers, by "image" and "text", if the model has two; else empty."""
 
@@ -157,7 +157,7 @@ class Preprocessor:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of every row where all have one: (channels, height, width), or (frames, filters); None where rows have lengths."""
+        """Shape of every row, if all have the same: (channels, height, width), or (frames, filters); None where rows have lengths."""
         steps = self.steps if self.sounds is None else self.sounds.steps
         return None if steps is None else steps.shape
 
@@ -177,13 +177,13 @@ class Preprocessor:
         return self.response == "span"
 
     def positions(self, length: int) -> int:
-        """Returns for how many places of a row of that length there are logits, where there are some for every token or frame."""
+        """Returns the number of logit positions of a row of that length, if there are logits for every token or frame."""
         frames: int = length if self.sounds is None else self.sounds.steps.frames(length)
         return frames
 
     @property
     def width(self) -> int:
-        """Numbers that the model answers a row with: a logit for each label, or a vector; 0 for generation."""
+        """Size of the answer to a row: a logit for each label, or the dimensions of a vector; 0 for generation."""
         return self.dimensions or len(self.labels)
 
     @classmethod
@@ -335,7 +335,7 @@ class Preprocessor:
     def _filled(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns the values of `INPUTS` of a text, int32 [4, L]; a text without a token is one padding token that is not masked.
 
-        Attention over masked tokens alone is another number in each engine, or none.
+        Attention over only masked tokens gives a different number in each engine, or NaN.
         """
         return tokens if tokens.shape[1] else _inputs([self.pad_token_id])
 

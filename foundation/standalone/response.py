@@ -1,4 +1,4 @@
-"""What a served model returns for its logits: the names, types and shapes of its outputs, one class for each form.
+"""Responses of a served model: the names, types and shapes of its outputs, one class for each form.
 
 This single file makes the outputs inside the Triton server, where it is copied next to the model and `preprocess.py`, and says outside what
 they have to be. It therefore needs only numpy (1 or 2).
@@ -11,10 +11,10 @@ they have to be. It therefore needs only numpy (1 or 2).
              LOGITS FP32   [C]    in the order of the model
     vector   VECTOR FP32   [D]
     entities ENTITIES STRING [1]  a JSON list of {"entity": "PER", "start": 0, "end": 5, "score": 0.99, "text": "Alice"}: kind, place
-                                  in the given text in characters, mean score of its words, and what stands there
+                                  in the given text in characters, mean score of its words, and the text there
              LOGITS FP32 [L, C]   of all tokens, padding included
     span     ANSWER STRING [1]    JSON: {"text": "Denver", "start": 31, "end": 37, "score": 11.2, "null_score": -4.1, "probability": 0.93}
-             LOGITS FP32 [L, 2]   of the tokens of all windows of the context, one window behind the other
+             LOGITS FP32 [L, 2]   of the tokens of all windows of the context, one window after the other
 
     transcript TRANSCRIPT STRING [1]  the text that is spoken
              LOGITS FP32 [F, V]   of all frames, padding included
@@ -36,7 +36,7 @@ conlleval, which reads IO, BIO, BIOES and BILOU. Whose tags they are is one of t
     simple   of tokens
     none     a list of all tokens that are not O, each with its whole tag
 
-Words stand between spaces, as in the data: "U.S." is one word, and "York," is one too, comma included. Transformers guesses words from
+Words are separated by spaces, as in the data: "U.S." is one word, and "York," is one too, comma included. Transformers guesses words from
 tokens, and there both are several.
 """
 
@@ -66,7 +66,7 @@ SCORE_DIFFERENCE = 1e-5
 Placed = tuple[str, tuple[tuple[int, int, int], ...]]
 """A text, and of each of its tokens that is not special: its place in the logits, and the characters of the text from and to."""
 PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", "W": "S"}
-"""What the first letters of tags mean in every scheme: B begins, I goes on, E ends, S is alone."""
+"""Meaning of the first letter of a tag in every scheme: B begins an entity, I continues it, E ends it, S is an entity of one word."""
 _WORD = re.compile(r"[^ \t\r\n]+")
 
 
@@ -104,7 +104,7 @@ class Response(ABC):
         Args:
             logits: What the engine computed, float32 `[n, C]`, or `[n, L, C]` of all tokens.
             labels: Names of the logits.
-            placed: For entities the texts (`Placed`), for spans the contexts (`windows.Asked`), for transcripts the frames that count.
+            placed: For entities the texts (`Placed`), for spans the contexts (`windows.Question`), for transcripts the frames that count.
         """
 
     def differ(self, got: Array, expected: Array) -> Array:
@@ -184,7 +184,7 @@ class Entities(Response):
         return {ENTITIES: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
 
     def differ(self, got: Array, expected: Array) -> Array:
-        """Which rows have other entities, or scores that are further apart than `SCORE_DIFFERENCE`."""
+        """Returns which rows have different entities, or scores that differ by more than `SCORE_DIFFERENCE`."""
         if expected.dtype != np.object_:
             return super().differ(got, expected)
         pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1), strict=True)]
@@ -205,7 +205,7 @@ class Span(Response):
         return {ANSWER: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
 
     def differ(self, got: Array, expected: Array) -> Array:
-        """Which rows have another answer, or figures that are further apart than `SCORE_DIFFERENCE`."""
+        """Returns which rows have a different answer, or figures that differ by more than `SCORE_DIFFERENCE`."""
         if expected.dtype != np.object_:
             return super().differ(got, expected)
         pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1), strict=True)]
@@ -275,19 +275,19 @@ def emitted(best: Array, blank: int) -> Array:
     return np.asarray((best != blank) & (best != np.concatenate([[-1], best[:-1]])))
 
 
-def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str) -> list[dict[str, Any]]:
+def entities(logits: Array, labels: tuple[str, ...], placed: Placed, strategy: str) -> list[dict[str, Any]]:
     """Returns the entities of one text, as `ENTITIES` has them.
 
     Args:
         logits: Logits of its tokens, float32 `[L, C]`.
         labels: Names of the tags.
-        told: The text and the places of its tokens.
+        placed: The text and the places of its tokens.
         strategy: none, simple, first, average or max.
     """
     values = np.asarray(logits, np.float64)
     powers = np.exp(values - values.max(axis=1, keepdims=True))
     scores = powers / powers.sum(axis=1, keepdims=True)
-    text, tokens = told
+    text, tokens = placed
     if strategy in ("none", "simple"):
         words = [(start, end, [place]) for place, start, end in tokens]
     else:
@@ -307,7 +307,7 @@ def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str
 
 
 def _words(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int], list[int]]]:
-    """Returns where each word of a text stands, and the places of its tokens; words that were truncated away have none."""
+    """Returns the place of each word of a text, and the places of its tokens; truncated words have no tokens."""
     found: list[tuple[tuple[int, int], list[int]]] = [(match.span(), []) for match in _WORD.finditer(text)]
     ends = [end for (_, end), _ in found]
     for place, start, end in tokens:
@@ -330,9 +330,9 @@ def parts_of(tag: str) -> tuple[str, str]:
 
 
 def spans_of(parts: Sequence[tuple[str, Kind]]) -> Iterator[tuple[int, int, Kind]]:
-    """Yields the entities of a row of tags: first word, the word behind the last one, kind.
+    """Yields the entities of a row of tags: first word, the word after the last one, kind.
 
-    An entity ends before O, before another kind, before B or S, and behind E or S.
+    An entity ends before O, before another kind, before B or S, and after E or S.
 
     Args:
         parts: Prefix and kind of each tag, as `parts_of` returns them; the prefix is empty for O.
@@ -368,12 +368,12 @@ def best_spans(start: Array, end: Array, count: int) -> list[tuple[float, int, i
     return [(float(flat[place]), place // most, place // most + place % most) for place in order if np.isfinite(flat[place])]
 
 
-def answer(logits: Array, asked: Any) -> dict[str, Any]:
+def answer(logits: Array, question: Any) -> dict[str, Any]:
     """Returns the answer to one question, as `ANSWER` has it.
 
     Args:
         logits: Logits of the tokens of all windows, float32 `[L, 2]`.
-        asked: The context and its windows, `windows.Asked`.
+        question: The context and its windows, `windows.Question`.
 
     Raises:
         ValueError: A logit is NaN or infinite.
@@ -382,7 +382,7 @@ def answer(logits: Array, asked: Any) -> dict[str, Any]:
         raise ValueError("the logits of the model are NaN or infinite")
     spans: dict[tuple[int, int], float] = {}  # a span that two windows hold counts once, with the larger sum
     nulls = []
-    for window in asked.windows:
+    for window in question.windows:
         values = np.asarray(logits[window.first : window.first + len(window.characters)], np.float32)
         nulls.append(float(np.float32(logits[window.begin, 0]) + np.float32(logits[window.begin, 1])))
         for score, first, last in best_spans(values[:, 0], values[:, 1], N_BEST):
@@ -391,12 +391,12 @@ def answer(logits: Array, asked: Any) -> dict[str, Any]:
     ranked = sorted(spans.items(), key=lambda item: -item[1])[:N_BEST]
     (start, end), score = ranked[0]
     null_score = min(nulls)
-    none = asked.threshold is not None and null_score - score > asked.threshold
-    values = np.array([value for _, value in ranked] + [null_score] * (asked.threshold is not None), np.float64)
+    none = question.threshold is not None and null_score - score > question.threshold
+    values = np.array([value for _, value in ranked] + [null_score] * (question.threshold is not None), np.float64)
     powers = np.exp(values - values.max())
     start, end = (0, 0) if none else (start, end)
     return {
-        "text": asked.context[start:end],
+        "text": question.context[start:end],
         "start": start,
         "end": end,
         "score": round(score, 6),

@@ -5,7 +5,7 @@ soxr (the resampler of SoX: band-limited, and as fast as scipy's `resample_poly`
 
     x = mean over channels, float32 in [-1, 1), resampled to the rate of the model and cut to its longest row
 
-A waveform (Wav2Vec2, HuBERT, ...) is normalized over its own samples, before zeros are put behind it:
+A waveform (Wav2Vec2, HuBERT, ...) is normalized over its own samples, before zeros are put after it:
 
     (x - mean(x)) / sqrt(var(x) + 1e-7)
 
@@ -14,7 +14,7 @@ window, the power spectrum of 512 points, triangular filters on Kaldi's mel scal
 zeros to `max_length`, and normalized with the model's mean and twice its deviation, all as the numpy path of `ASTFeatureExtractor` of
 Transformers does in float64.
 
-Files of streams do not say how long they are: where a WAV file has 0, or about 2 or 4 GB, for the size of its samples, they go on to the
+Files of streams do not say how long they are: where a WAV file has 0, or about 2 or 4 GB, for the size of its samples, they extend to the
 end of the file. A FLAC file may leave their number out.
 
 Left out: compressed formats but FLAC, channels on their own, sounds longer than the longest row (their beginning is read).
@@ -73,7 +73,7 @@ def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
         The samples float32 [T] in [-1, 1], and the sampling rate in Hz.
 
     Raises:
-        BadSound: The data is no such file, is cut off, has no samples, has too many, or has values that are no numbers.
+        BadSound: The data is no such file, is cut off, has no samples, has too many, or has values that are not numbers.
     """
     import soundfile
 
@@ -148,7 +148,7 @@ def _chunks(data: bytes, place: int, order: Literal["little", "big"]) -> Iterato
 
 
 def _is_whole(data: bytes, place: int, order: Literal["little", "big"]) -> bool:
-    """Whether nothing but whole chunks stands from a place on, rather than samples."""
+    """Whether only whole chunks follow from a place on, rather than samples."""
     end = place
     for name, begin, size in _chunks(data, place, order):
         if not (name.isascii() and name.decode("ascii").isprintable()):
@@ -187,10 +187,10 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int) -> NDArray[n
 
 @dataclass(frozen=True)
 class SoundSteps:
-    """What turns a file into what a model reads."""
+    """The steps from a file to the input of a model."""
 
     kind: Literal["waveform", "spectrogram"]
-    """What the model reads."""
+    """Input of the model."""
     sampling_rate: int
     """Samples per second that the model was trained with."""
     do_normalize: bool
@@ -256,7 +256,7 @@ class SoundSteps:
         return normalized
 
     def samples(self, data: bytes, longest: int = 0) -> int:
-        """Returns the samples of the waveform of a file, by its header alone; see `__call__`.
+        """Returns the samples of the waveform of a file, only from its header; see `__call__`.
 
         Raises:
             BadSound: The file has no header that can be read.
@@ -322,7 +322,7 @@ class Sounds:
     """Prepares rows of sounds for one checkpoint."""
 
     steps: SoundSteps
-    """What is done to each row."""
+    """Steps that are applied to each row."""
     input_names: tuple[str, ...]
     """Names of the model's inputs: `input_values`, and `attention_mask` where the model takes a mask of padding."""
     max_length: int
@@ -334,7 +334,7 @@ class Sounds:
         """Returns for each encoded file its waveform float32 [T], or its spectrogram float32 [frames, filters].
 
         Raises:
-            BadSound: A row is no bytes, or cannot be read; the message names it.
+            BadSound: A row is not of type bytes, or cannot be read; the message names it.
         """
         made = []
         for index, row in enumerate(rows):
@@ -346,34 +346,34 @@ class Sounds:
                 raise BadSound(f"row {index}: {error}") from error
         return made
 
-    def encode(self, made: Sequence[NDArray[np.float32]], length: int | None = None) -> dict[str, NDArray[Any]]:
+    def encode(self, rows: Sequence[NDArray[np.float32]], length: int | None = None) -> dict[str, NDArray[Any]]:
         """Returns prepared rows as one batch: `input_values` float32 [n, L] or [n, frames, filters], and `attention_mask` int64 [n, L].
 
         Args:
-            made: What `prepared` gave.
+            rows: What `prepared` gave.
             length: Samples to pad waveforms to; 0 pads to the longest row, None to the smallest bucket that fits it.
 
         Raises:
             ValueError: A row is longer than `length`.
         """
         if not self.buckets:
-            return {self.input_names[0]: np.stack(made) if made else np.zeros((0, *(self.steps.shape or ())), np.float32)}
-        longest = max(map(len, made), default=0)
+            return {self.input_names[0]: np.stack(rows) if rows else np.zeros((0, *(self.steps.shape or ())), np.float32)}
+        longest = max(map(len, rows), default=0)
         if length is None:
             length = next(bucket for bucket in self.buckets if bucket >= longest)
         elif length and longest > length:
             raise ValueError(f"a row of {longest} samples does not fit into {length}")
-        values = np.zeros((len(made), length or longest), np.float32)
+        values = np.zeros((len(rows), length or longest), np.float32)
         mask = np.zeros(values.shape, np.int64)
-        for index, row in enumerate(made):
+        for index, row in enumerate(rows):
             values[index, : len(row)], mask[index, : len(row)] = row, 1
         return dict(zip(self.input_names, (values, mask), strict=False))
 
-    def groups(self, made: Sequence[NDArray[np.float32]]) -> dict[int, list[int]]:
+    def groups(self, rows: Sequence[NDArray[np.float32]]) -> dict[int, list[int]]:
         """Groups prepared rows by the smallest bucket that fits them, buckets ascending; `{0: all}` for spectrograms."""
         if not self.buckets:
-            return {0: list(range(len(made)))} if made else {}
-        fitting = np.array(self.buckets)[np.searchsorted(self.buckets, [len(row) for row in made])] if made else np.zeros(0)
+            return {0: list(range(len(rows)))} if rows else {}
+        fitting = np.array(self.buckets)[np.searchsorted(self.buckets, [len(row) for row in rows])] if rows else np.zeros(0)
         return {bucket: np.flatnonzero(fitting == bucket).tolist() for bucket in self.buckets if (fitting == bucket).any()}
 
     def frames(self, rows: Sequence[bytes]) -> list[int]:

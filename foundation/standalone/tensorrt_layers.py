@@ -22,19 +22,19 @@ POINTWISE = "kgen"
 FUSED = "mha"
 """Part of the names of layers that run an attention as a whole, such as `_gemm_mha_v2_myl0_7`; TensorRT calls their kind pointwise."""
 ATTENTION = "/attention"
-"""How names of attention nodes begin behind the module; their products would be `/qk` and `/pv`."""
+"""How names of attention nodes begin after the module; their products would be `/qk` and `/pv`."""
 _LISTED = re.compile(
     r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], (?:Constants: \[(.*?)\], )?Outputs: \[.*?\], "
     r"TacticName: (.*?), StreamId: (.*)$",
     re.M,
 )
 _ORIGIN = re.compile(r"\[ONNX Layer: ([^\]|]*?)(?: \|[^\]]*)?\]")
-"""The name of a node, without the functions that the parser adds behind it for a node inside of one."""
+"""The name of a node, without the functions that the parser adds after it for a node inside of one."""
 _DATATYPE = re.compile(r"Datatype: (\w+)")
 UNTOLD = "n/a"
 """How what an inspector says of a tensor begins where its type depends on shapes that are not bound."""
 _MULTIPLIED = re.compile(r"_(i8|f16|bf16|tf32|f32)(?:i32|f32|f16)_(?:i8|i32|f16|bf16|f32)_")
-"""In the name of a kernel: the type of the factors and of their sum, behind the types of its tensors and before the type of its scales."""
+"""In the name of a kernel: the type of the factors and of their sum, after the types of its tensors and before the type of its scales."""
 _WORDS = (("imma", "int8"), ("int8", "int8"), ("bf16", "bf16"), ("hmma", "fp16"), ("h16816", "fp16"), ("h1688", "fp16"), ("sgemm", "fp32"))
 """Parts of the names of other kernels, and what they multiply."""
 _KERNEL_TYPES = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "tf32": "tf32", "f32": "fp32"}

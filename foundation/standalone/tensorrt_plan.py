@@ -72,7 +72,7 @@ class Built:
     seconds: float
     timing_cache: bytes
     gates: tuple[Gate, ...]
-    """Attention nodes of the graph: each of them is one fused kernel, or there would be no engine."""
+    """Attention nodes of the graph: each of them is one fused kernel; without it the build fails."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Plan:
         return np.concatenate(parts)
 
     def ready(self, features: Mapping[str, NDArray[Any]], *, graph: bool = False) -> Callable[[], None]:
-        """Returns a function that runs a batch once and waits for it, for measuring: the rows lie on the GPU already, and the logits stay
+        """Returns a function that runs a batch once and waits for it, for measuring: the rows are already on the GPU, and the logits stay
         there.
 
         It is valid until the next call of `predict` or `ready` with other shapes.

@@ -4,7 +4,7 @@
     median |difference|          <= 0.02
     every difference is finite
 
-An engine whose float part runs in halves rounds every value, so that codes of int8 layers flip in every row. It is held to wider limits:
+An engine whose float part runs in 16 bits rounds every value, so that codes of int8 layers flip in every row. Its limits are wider:
 
     fp16, bf16   the same quantile with mean 0.01 * n; median <= 0.05 in fp16, 0.1 in bf16
 
@@ -15,7 +15,7 @@ An activation on a rounding boundary that falls to the other side is a visible s
 of a thousand. The largest difference is therefore reported and not judged. Differences are of logits, of the nll of tokens, or of values in
 standard deviations of the labels (regression).
 
-Stands alone (standard library and numpy): the repository for GPUs holds a copy.
+Standalone (standard library and numpy): the repository for GPUs holds a copy.
 """
 
 from __future__ import annotations

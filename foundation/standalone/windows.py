@@ -9,7 +9,7 @@ question and context are tokenized together and whole, then cut.
 A classifier reads a long text in such windows too, without a question: the tokenizer divides it, and the logits of the windows become those
 of the text (`merged`).
 
-Served models hold a copy of this file; it needs numpy and tokenizers alone.
+Served models hold a copy of this file; it needs only numpy and tokenizers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Window:
     start: int
     """The first token of the context that is read, counted from 0."""
     stop: int
-    """The token behind the last one."""
+    """The token after the last one."""
 
     def __len__(self) -> int:
         """Returns the tokens of the context that are read."""
@@ -39,7 +39,7 @@ class Window:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What a server is sent: it divides the context itself."""
+        """The request to a server, which splits the context itself."""
         return self.question, self.context
 
     @staticmethod
@@ -78,7 +78,7 @@ class Paired:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Where the logits of one window stand, when all windows of a context are put one after the other."""
+    """Place of the logits of one window, when all windows of a context are concatenated."""
 
     begin: int
     """Place of its first token, whose logits say that there is no answer."""
@@ -91,7 +91,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A question and how its context is read."""
 
     context: str
@@ -101,7 +101,7 @@ class Asked:
     windows: tuple[Read, ...]
 
 
-def asked(prepared: Any, pairs: Sequence[tuple[str, str]]) -> list[Asked]:
+def read_contexts(prepared: Any, pairs: Sequence[tuple[str, str]]) -> list[Question]:
     """Returns how the contexts of questions are read.
 
     Args:
@@ -122,50 +122,50 @@ def asked(prepared: Any, pairs: Sequence[tuple[str, str]]) -> list[Asked]:
         for row, end in zip(rows, ends, strict=True):
             length = tokens.others + len(row)
             reads.append(Read(end - length, end - length + tokens.first, tokens.characters[row.start : row.stop], length))
-        found.append(Asked(pair[1], prepared.null_threshold, tuple(rows), tuple(reads)))
+        found.append(Question(pair[1], prepared.null_threshold, tuple(rows), tuple(reads)))
     return found
 
 
-def joined(found: Sequence[Asked], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the logits of the windows of each context one behind the other, float32 `[k, L, C]`, zeros behind the last one.
+def joined(questions: Sequence[Question], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the logits of the windows of each context one after the other, float32 `[k, L, C]`, zeros behind the last one.
 
     Args:
-        found: The contexts.
+        questions: The contexts.
         logits: Logits of all windows of all contexts, in order, float32 `[n, tokens, C]`.
     """
-    made = np.zeros((len(found), max(one.windows[-1].begin + one.windows[-1].length for one in found), logits.shape[2]), np.float32)
+    made = np.zeros((len(questions), max(one.windows[-1].begin + one.windows[-1].length for one in questions), logits.shape[2]), np.float32)
     start = 0
-    for whole, one in zip(made, found, strict=True):
+    for whole, one in zip(made, questions, strict=True):
         for window, values in zip(one.windows, logits[start:], strict=False):
             whole[window.begin : window.begin + window.length] = values[: window.length]
         start += len(one.windows)
     return made
 
 
-def parted(found: Sequence[Asked], rows: Sequence[Window], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the logits of one window of each context, float32 `[n, tokens, C]`, zeros behind the last token: the inverse of `joined`.
+def parted(questions: Sequence[Question], rows: Sequence[Window], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the logits of one window of each context, float32 `[n, tokens, C]`, zeros after the last token: the inverse of `joined`.
 
     Args:
-        found: The context of each row.
+        questions: The context of each row.
         rows: The windows.
         logits: Logits of all windows of each context, float32 `[n, L, C]`.
     """
-    reads = [one.windows[one.rows.index(row)] for one, row in zip(found, rows, strict=True)]
+    reads = [one.windows[one.rows.index(row)] for one, row in zip(questions, rows, strict=True)]
     made = np.zeros((len(rows), max(read.length for read in reads), logits.shape[2]), np.float32)
     for own, read, values in zip(made, reads, logits, strict=True):
         own[: read.length] = values[read.begin : read.begin + read.length]
     return made
 
 
-def merged(found: Iterable[tuple[Sequence[int], NDArray[np.float32]]], count: int, aggregate: str) -> NDArray[np.float32]:
+def merged(batches: Iterable[tuple[Sequence[int], NDArray[np.float32]]], count: int, aggregate: str) -> NDArray[np.float32]:
     """Pools the logits of windows into the logits of texts, float32 `[count, C]`.
 
     Args:
-        found: For some windows the indices of their texts, and their logits float32 `[b, C]`; each text has one or more.
+        batches: For some windows the indices of their texts, and their logits float32 `[b, C]`; each text has one or more.
         count: Number of texts.
         aggregate: mean or max.
     """
-    parts = list(found)
+    parts = list(batches)
     owners, values = np.concatenate([part for part, _ in parts]), np.concatenate([values for _, values in parts])
     if aggregate == "max":
         largest = np.full((count, values.shape[1]), -np.inf, np.float32)

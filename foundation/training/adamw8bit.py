@@ -1,7 +1,7 @@
 """AdamW with moments of 8 bits.
 
-The update is AdamW's (https://arxiv.org/abs/1711.05101). Between two steps the moments of a weight lie in blocks of 256 entries, each
-with a float32 scale and a code of 8 bits for every entry:
+The update is AdamW's (https://arxiv.org/abs/1711.05101). Between two steps the moments of a weight are in blocks of 256 entries, each with
+a float32 scale and a code of 8 bits for every entry:
 
     m = s_m * signed[c_m],   v = s_v * unsigned[c_v]        s: the largest |entry| of the block, c: the nearest level
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2       in float32; the step uses these, and then they are rounded
@@ -15,13 +15,13 @@ Source: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861, sections 2 and 3
 
     signed levels     are symmetric and end at 1, where the authors have 1 but not -1. A block that is rounded twice has the same codes
                       and scale: a checkpoint holds float32 moments as for AdamW, which any number of processes can divide anew, and a
-                      training that goes on with the same ones has the same bits.
+                      resumed training with the same ones has the same bits.
     unsigned levels   have no 0. A v that is rounded to 0 next to an m that is not would make steps of 1 / sqrt(1 - b2) = 32 times their
                       length; rounded to the least level it makes shorter ones (Li et al. 2023, https://arxiv.org/abs/2309.01507,
                       section 4.1).
 
 torchao has this optimizer too. It compiles a kernel for each shape of a weight when the first step is taken, which on a CPU needs a C++
-compiler and minutes, and its moments are a tensor type that can be divided at the ends of blocks alone.
+compiler and minutes, and its moments are a tensor type that can be divided only at the ends of blocks.
 
 Left out: embeddings that keep float moments, and their norm, which the authors advise for pretraining.
 """

@@ -1,4 +1,4 @@
-"""What a training refuses, said before the first stage of a run."""
+"""Checks of trainings before the first stage of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _NAMES = {2: "texts of a pair", 3: "texts of a triplet"}
-"""What rows that belong together are called."""
+"""Name of a group of rows, for messages."""
 
 
 def check_training(settings: TrainingSettings, config: PreTrainedConfig, context: Context, key: str) -> None:
@@ -37,12 +37,12 @@ def check_training(settings: TrainingSettings, config: PreTrainedConfig, context
         key: Key path of the settings, for messages.
 
     Raises:
-        InputError: It cannot.
+        InputError: The model cannot be trained like this.
     """
     check_lora(settings.lora, config, key)
     check_optimizer(settings.optimizer, context.team, key)
     if context.team.runs_together:
-        blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
+        blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.settings}}} given for {key}")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.sequence:
         if settings.lora is not None:
@@ -67,7 +67,7 @@ def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context
         key: Key path of the settings, for messages.
 
     Raises:
-        InputError: It cannot.
+        InputError: The model cannot be trained like this.
     """
     team, parallel, facts = context.team, context.parallel, context.facts
     given = Problem(f"{key}: parallel.pipeline", f"{team.pipeline} given")

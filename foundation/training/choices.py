@@ -1,4 +1,4 @@
-"""What a recipe can choose for a training by name: its optimizer, and losses that labels alone do not determine.
+"""Names that a recipe can choose for a training: its optimizer, and losses that labels alone do not determine.
 
 Reading a recipe imports this file, and not what the names stand for: that needs torch.
 """

@@ -1,11 +1,11 @@
-"""Steps whose loss or gradient is no number.
+"""Steps whose loss or gradient is NaN or infinite.
 
-A step in bfloat16 that ends in NaN or infinity is taken again in float32. Some processors have kernels that, rarely, read what they did not
-write (grouped convolutions with few channels are known to compute something else there: `foundation.training.precision`), and a training of
-hours should not end for one of them. It is logged, counted in `History.repeated`, and saved with every checkpoint, so that a resumed run
-repeats the same steps. After `MOST_REPEATED` of them the training goes on in float32: then bfloat16 is too narrow for this model.
+A step in bfloat16 that ends in NaN or infinity is taken again in float32. Some processors have kernels that rarely read uninitialized
+memory (known for grouped convolutions with few channels: `foundation.training.precision`), and a training of hours should not end because
+of one. It is logged, counted in `History.repeated`, and saved with every checkpoint, so that a resumed run repeats the same steps. After
+`MOST_REPEATED` of them the training continues in float32: bfloat16 is then too narrow for this model.
 
-What is no number in float32 either ends the training: a row alone that gives it is named, else the learning rate is too high.
+If it is not finite in float32 either, the training ends: a row that alone causes it is named, else the learning rate is too high.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from foundation.core.shown import shown
 from foundation.standalone.preprocess import Row
 
 MOST_REPEATED = 10
-"""Steps that are taken again before a training goes on in float32."""
+"""Steps that are repeated before a training continues in float32."""
 
 Gradients = tuple[Mapping[str, float], float]
 """The sums of the loss terms of a step by name, and the norm of its gradient."""
 
 
-def not_finite(found: Gradients) -> str | None:
+def not_finite(gradients: Gradients) -> str | None:
     """Describes the first NaN or infinite term, such as `loss (ctc) became nan`; None if all are finite."""
-    terms, norm = found
+    terms, norm = gradients
     for name, value in terms.items():
         if not math.isfinite(value):
             return f"loss ({name}) became {value}"

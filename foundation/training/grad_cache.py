@@ -16,7 +16,7 @@ One micro-batch has a graph at a time. The last one of step 1 keeps its graph an
 and for dropout, which micro-batches draw one after the other. sentence-transformers calls it CachedMultipleNegativesRankingLoss.
 
 The last backward sums gradients over processes, as the backward of other micro-batches does (`foundation.training.processes.engine`).
-Running means of batch norms move in the first run alone.
+Running means of batch norms move only in the first run.
 
 Left out: losses that read more of the model than its vectors, such as hidden states or weights of two towers; they are refused before the
 training.
@@ -48,7 +48,7 @@ MOST_APART = 0.05
 
 @runtime_checkable
 class ComparesRows(Protocol):
-    """An objective that may compare the rows of a batch, by the answers of the model alone."""
+    """An objective that may compare the rows of a batch, only by the answers of the model."""
 
     def compares_rows(self) -> bool:
         """Whether it compares rows that a micro-batch may part."""
@@ -82,7 +82,7 @@ class GradCache:
 
     @staticmethod
     def answers(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """What the engine runs: the vectors of a micro-batch, float32 `[b, D]`."""
+        """Returns the vectors of a micro-batch, float32 `[b, D]`; called by the engine."""
         return {ANSWERS: forward(model, batch.features)}
 
     def backward(

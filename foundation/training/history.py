@@ -1,4 +1,4 @@
-"""What a training has done so far: its losses, its values on the selection split, its steps and their time."""
+"""History of a training: losses, values on the selection split, steps and their time."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     adamw      decoupled weight decay (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), torch's fused step: two moments a weight
     adamw8bit  the same with moments of 8 bits, `foundation.training.adamw8bit`
-    adafactor  Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235, torch's: of a matrix the second moments of rows and columns alone, no
+    adafactor  Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235, torch's: only second moments of rows and columns of a matrix, no
                first moment. Its learning rate is relative to the size of a weight, as in the paper.
     lamb       You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2: AdamW whose step of each weight matrix is as long as lr times
                the matrix, so that large batches learn:
@@ -102,7 +102,7 @@ def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     if settings.name == "adafactor" and team.without_pipeline.shards:  # stages have whole weights
         raise InputError(
             f"{key}.optimizer",
-            f"adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over",
+            f"adafactor given with parallel: {{{team.settings}}}, which divides the rows that it takes means over",
             remedy="give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}",
         )
 

@@ -68,7 +68,7 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
     return dtype
 
 
-def _values(found: Any) -> Tensor:
+def _values(outputs: Any) -> Tensor:
     """Returns the first output of a model, float32."""
-    values: Tensor = found if isinstance(found, Tensor) else found[0] if isinstance(found, tuple | Mapping) else found.logits
+    values: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0] if isinstance(outputs, tuple | Mapping) else outputs.logits
     return values.float()

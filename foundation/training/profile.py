@@ -1,4 +1,4 @@
-"""A profile of a training, on demand: how fast its steps are, what they wait for, and what lies in memory meanwhile.
+"""A profile of a training, on demand: the speed of its steps, what they wait for, and their memory.
 
     steps 1-3      not looked at: kernels are chosen, caches filled
     next 10        timed as they are: tokens a second, and the utilisation
@@ -13,7 +13,7 @@ A shorter training is divided in the same proportion.
     communication  the time in which a collective runs, or is waited for, over the time of the profiled steps; overlaps count once
     memory         what torch holds on the device, read from the allocations in the trace; on the CPU what came since the trace began
 
-One process alone is profiled, the first. Files, in the folder `profiles` of the run:
+Only the first process is profiled. Files, in the folder `profiles` of the run:
 
     LABEL.trace.json.gz    open it in https://ui.perfetto.dev or chrome://tracing
     LABEL.json             the figures, which the report shows
@@ -63,11 +63,11 @@ class Profiler:
     """Profiles the steps of one training."""
 
     folder: Path
-    """Where the files go; made when they are written."""
+    """Folder of the files; created when they are written."""
     label: str
     """Name of the training, and of its files."""
     device: torch.device
-    """Where it computes."""
+    """Device of the computation."""
     dtype: torch.dtype
     """Type of its matrix products."""
     processes: int

@@ -2,7 +2,7 @@
 
     none        everything that autograd keeps stays until backward has used it
     full        only the input of each block stays; backward runs the block once more (Chen et al. 2016, https://arxiv.org/abs/1604.06174)
-    selective   the results of matrix products and of attention stay too, so that the second run is made of cheap operations alone
+    selective   the results of matrix products and of attention stay too, so that the second run has only cheap operations
                 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198)
 
 The blocks are the encoder's and the decoder's (`foundation.models.architecture.blocks`). torch.utils.checkpoint runs them, in its

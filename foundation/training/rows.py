@@ -119,7 +119,7 @@ class Rows:
 
         Args:
             indices: The rows.
-            beside: Rows that have to be padded to the same length, such as those that other processes take; None: no others.
+            padded_with: Rows to pad to the same length, such as rows of other processes; None: no others.
         """
         longest = int(self.lengths[indices if beside is None else np.concatenate([indices, beside])].max()) if not self.towers else 0
         if self.towers:
@@ -148,7 +148,7 @@ class Rows:
         if "attention_mask" not in self.preprocessor.input_names and self.preprocessor.modality == "audio":
             return next(bucket for bucket in self.preprocessor.buckets if bucket >= longest)
         if len(self.preprocessor.buckets) == 1 and self.preprocessor.dimensions and "attention_mask" not in self.preprocessor.input_names:
-            return self.preprocessor.max_length  # a tower that reads padding knows one length alone
+            return self.preprocessor.max_length  # a tower that reads padding has only one length
         return min(-(-longest // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
 
 

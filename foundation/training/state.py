@@ -45,7 +45,7 @@ all functions, in the order of the mapping; what those return that do not write 
 
 @dataclass(frozen=True)
 class Unwritten:
-    """What a checkpoint of the present moment holds."""
+    """Contents of a checkpoint of the current state."""
 
     tensors: Gathers
     """All tensors; types with fewer bytes come last."""
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
 
 
 def by_bytes(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
-    """Returns entries in an order in which each begins at a multiple of the bytes of its type; as they came within a type."""
+    """Sorts entries so that each begins at a multiple of its type's size; within a type the order stays."""
     return dict(sorted(entries, key=lambda named: -named[1].dtype.itemsize))
 
 

@@ -41,7 +41,7 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         key: What learns, for the message.
 
     Raises:
-        InputError: The train rows are documents, of which nobody said what they answer.
+        InputError: The train rows are documents without queries.
     """
     facts = TASKS[task]
     if facts.searches and facts.embeds and not isinstance(data.train.labels, Groups):
@@ -96,7 +96,7 @@ def supervised(
     team: Team = ALONE,
     labels: Labels | None = None,
 ) -> Objective:
-    """Returns the objective of learning from labels alone.
+    """Returns the objective of supervised learning.
 
     Args:
         task: The task.
@@ -111,7 +111,7 @@ def supervised(
 
 
 class Supervised:
-    """The objective of learning from labels alone.
+    """The objective of supervised learning.
 
     Args:
         losses: The losses of the task.

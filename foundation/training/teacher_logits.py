@@ -1,7 +1,7 @@
 """The logits of a teacher for all training rows: computed once, for every stage and every run that shares a store.
 
-They lie in a file that is named by everything they depend on, so a training that was stopped, the recovery of a pruned student and the
-candidates of a search read the same bits. Nothing else is lost with the file: it is made again.
+They are stored in a file that is named by everything they depend on, so a training that was stopped, the recovery of a pruned student and
+the candidates of a search read the same bits. Nothing else is lost with the file: it is made again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, object],
     team, device = context.team.without_pipeline, device_of(model)
     few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
     autocast = autocast_dtype(device)
-    if not team.runs_together:  # one process alone cannot run a divided model
+    if not team.runs_together:  # a single process cannot run a divided model
         autocast = dtype_for(model, few, autocast, label, context.progress)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = (context.shared or context.scratch) / f"teacher-{digest(identity)[:16]}"

@@ -1,6 +1,6 @@
 """Thresholds that are chosen on selection rows, for the best F1.
 
-Of labels of which any number may hold each has its own. They are put into the bias of the head,
+In multi-label classification each label has its own threshold. Thresholds are stored in the bias of the head,
 
     bias_c <- bias_c - t_c
 

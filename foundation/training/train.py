@@ -99,7 +99,7 @@ class Batch:
     num_steps: int
     """Total number of steps."""
     counts: bool = True
-    """False for rows that run for their collectives alone, in a process that the batch has no rows for."""
+    """False for filler rows that run only for the collectives, in a process without rows of the batch."""
 
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -230,7 +230,7 @@ class _Loop:
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
-        if not team.without_pipeline.runs_together:  # one process alone cannot run such a model
+        if not team.without_pipeline.runs_together:  # a single process cannot run such a model
             few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
@@ -367,7 +367,7 @@ class _Loop:
         return torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
 
     def _stop(self, wrong: str, rows: str = "") -> NoReturn:
-        """Ends a training in which something is no number."""
+        """Ends a training with a NaN or infinite term."""
         raise InputError(
             self.label,
             f"the {wrong} in step {self.history.steps + 1} of {self.num_steps}{rows or ';'} lower learning_rate "
@@ -451,7 +451,7 @@ class _Loop:
                 set_generator_state(self.device, value)
             elif not self.division.holds(key):
                 continue
-            elif kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
+            elif kind == "now" and name in now:  # only a single process caches answers of its teacher
                 now[name].copy_(self.division.part(in_model(key), now[name], value))
             elif kind == "best":
                 self.best[name] = self.division.part(in_model(key), now[name], value).clone()  # `value` is part of the file

@@ -69,11 +69,11 @@ class LatencyBudget:
         timing.context.progress.log(f"  {timing.label}: {incoming_ms:.3f} ms measured, {predicted:.3f} ms predicted by the table")
         return cls(timing, table, timing.model.config, incoming_ms, target_ms, speedup is not None, found)
 
-    def sparsity(self, given: float, blocks_ms: float, lowest: float, key: str) -> float:
+    def sparsity(self, default: float, blocks_ms: float, lowest: float, key: str) -> float:
         """Returns the share of the blocks' latency to remove, as predicted by the table.
 
         Args:
-            given: The share to return if there is no latency target.
+            default: The share to return if there is no latency target.
             blocks_ms: Predicted latency of all blocks of the incoming model.
             lowest: Smallest share of it that can remain.
             key: Key path of the latency target, for messages.
@@ -82,7 +82,7 @@ class LatencyBudget:
             InputError: No allowed shape is fast enough.
         """
         if self.target_ms is None:
-            return given
+            return default
         scale = (self.table.rest_ms + blocks_ms) / self.incoming_ms
         if self.target_ms * scale < self.table.rest_ms + lowest * blocks_ms:
             least = (self.table.rest_ms + lowest * blocks_ms) / scale

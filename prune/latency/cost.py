@@ -58,5 +58,5 @@ class LatencyCost:
         return total
 
     def _share(self, number: int, what: Component) -> float:
-        """Returns how much of its milliseconds a component takes in a block of the whole model: less than all in the last one."""
+        """Returns the share of its milliseconds that a component takes in a block of the whole model: below 1 in the last block."""
         return self.table.shares(number == self.structure.depth - 1)[0 if what == "heads" else 1]

@@ -5,8 +5,8 @@ and f1 the smallest. The last block is measured next to it: engines whose head r
 (`export.graph.unread_tokens`), so that its neurons cost next to nothing.
 
     block(H, F) = (T(d2; H, F) - T(d1; H, F)) / (d2 - d1)              two depths: embeddings, last block, pooler and head cancel out
-    last_h      = what h1 heads in the last block save / what they save in each other block, of 0 to 1; last_f likewise
-    heads(h)    = (T(d2; h, F) - T(d2; h1, F)) / (d2 - 1 + last_h)     on a coarse grid of counts; ffn(f) likewise
+    last_h      = what h1 heads in the last block save / what they save in each other block, of 0 to 1; last_f in the same way
+    heads(h)    = (T(d2; h, F) - T(d2; h1, F)) / (d2 - 1 + last_h)     on a coarse grid of counts; ffn(f) in the same way
     block(h, f) = heads(h) + ffn(f) + block(H, F) - heads(H) - ffn(F)  attention and FFN add up
     last(h, f)  = block(h, f) - (1 - last_h) heads(h) - (1 - last_f) ffn(f)
     rest        = T(d2; H, F) - (d2 - 1) block(H, F) - last(H, F)
@@ -123,7 +123,7 @@ class LatencyTable:
         return {**plain, **curves, "last": list(self.last)}
 
     def shares(self, last: bool) -> tuple[float, float]:
-        """Returns how much of their milliseconds heads and neurons of a block take: all, but in the last block."""
+        """Returns the share of their milliseconds that heads and neurons of a block take: 1, except in the last block."""
         return self.last if last else (1.0, 1.0)
 
     def block(self, heads: float, ffn: float, last: bool = False) -> float:

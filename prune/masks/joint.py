@@ -43,7 +43,7 @@ from prune.selection import Incoming, Limits, Scores, likely_blocks
 MASK_RATE, CROSSINGS = 0.01, 4
 """Lowest default learning rate of masks, and how many times a gate can cross from open to closed in one training."""
 DECIDED = 0.25
-"""Final share of the steps in which the gates of blocks are fixed."""
+"""Share of the steps, at the end, with fixed block gates."""
 UNDECIDED = -1.0
 SEED_BITS = 24
 """Steps of one seed, before the next one would repeat their gates, as a power of 2."""
@@ -80,7 +80,7 @@ class Scaled(nn.Module):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all processes that learn gates together have in common."""
+    """State shared by all processes that learn gates together."""
 
     seed: int = 0
     """Seed of the gates."""

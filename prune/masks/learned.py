@@ -8,8 +8,8 @@ The loop saves gates and the multiplier of the constraint with the weights: a ki
 the same gates, under each plan that divides rows, weights or layers among them: gradients of gates are summed like the gradients of
 weights. Processes that share each layer (`parallel.tensor`) gate the heads and neurons that they have:
 
-    heads and neurons   the reader of process p has the inputs [p n / P, (p + 1) n / P): so many of the gates, whose gradients add up to
-                        those of all (`LayerShare.read`)
+    heads and neurons   the reader of process p has the inputs [p n / P, (p + 1) n / P), and gates these; the gradients of all processes
+                        add up to the gradients of all gates (`LayerShare.read`)
     channels, blocks    whole in each process
 """
 
@@ -52,7 +52,7 @@ def check_learned(team: Team, key: str) -> None:
             remedy="give pipeline: 1, or another method",
         )
     if team.sequence or team.context > 1:
-        shares, without = ("sequence: true", "sequence: false") if team.sequence else (team.given, "context: 1")
+        shares, without = ("sequence: true", "sequence: false") if team.sequence else (team.settings, "context: 1")
         raise InputError(
             f"{key}.method",
             f"learns masks, given with parallel.{shares}, which divides the tokens that they scale",
@@ -79,7 +79,7 @@ class SparsityGoal:
     sparsity: float
     """Share of the cost to remove."""
     limits: Limits
-    """What may be pruned."""
+    """Units that may be pruned."""
 
 
 @dataclass(frozen=True)

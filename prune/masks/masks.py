@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from foundation.models.architecture.blocks import Arguments, Keywords, states_given, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, hidden_states_of, states_of
 from foundation.models.architecture.structure import Structure
 from prune.cost import GATED, width_of
 from prune.gates import GateSite
@@ -120,7 +120,7 @@ def _on_output(gate: Gate) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 def _on_block(gate: Gate) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
     def hook(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        given = states_given(args, kwargs)
+        given = hidden_states_of(args, kwargs)
         made = states_of(output)
         changed = given + gate(module.training) * (made - given)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed

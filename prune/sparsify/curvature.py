@@ -91,17 +91,17 @@ def _zeros(weight_OI: Tensor, side: int) -> Tensor:
     return torch.zeros(weight_OI.shape[side], dtype=torch.float64, device=weight_OI.device)
 
 
-def metrics(weights: Mapping[str, Tensor], found: Mapping[str, Curvature]) -> dict[str, Curvature]:
+def metrics(weights: Mapping[str, Tensor], curvatures: Mapping[str, Curvature]) -> dict[str, Curvature]:
     """Returns the factors scaled so that the weights of all layers together keep their norm when multiplied by them.
 
     Args:
         weights: Weights by layer, float32 `[O, I]`.
-        found: Their curvature.
+        curvatures: Their curvature.
     """
     plain = sum(float(weight_OI.double().square().sum()) for weight_OI in weights.values())
-    seen = sum(float(in_metric(weight_OI, found[name]).double().square().sum()) for name, weight_OI in weights.items())
+    seen = sum(float(in_metric(weight_OI, curvatures[name]).double().square().sum()) for name, weight_OI in weights.items())
     scale = (plain / seen) ** 0.25 if seen else 1.0
-    return {name: Curvature(one.outputs_O * scale, one.inputs_I * scale) for name, one in found.items()}
+    return {name: Curvature(one.outputs_O * scale, one.inputs_I * scale) for name, one in curvatures.items()}
 
 
 def in_metric(weight_OI: Tensor, curvature: Curvature) -> Tensor:

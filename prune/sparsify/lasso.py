@@ -55,7 +55,7 @@ from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks
 
 EPSILON = 1e-3
 PENALIZED = 0.9
-"""Share of the steps in which `auto` takes the groups to zero; what is left lets the other weights settle."""
+"""Share of the steps in which `auto` drives the groups to zero; in the remaining steps the other weights recover."""
 SMALLEST = 1e-30
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 

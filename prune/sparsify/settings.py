@@ -1,4 +1,4 @@
-"""Settings of the stage `sparsify`: its typed recipe keys, and what follows from them alone."""
+"""Settings of the stage `sparsify`: its typed recipe keys, and values derived from them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints
 ALLOWED = 'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), or {block: [R, C]} is allowed'
 
 
-def _text(given: Any) -> Any:
-    if not isinstance(given, str):
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
         raise ValueError(ALLOWED)
-    return given
+    return value
 
 
-def _known(given: str) -> str:
-    found = N_OF_M.fullmatch(given)
-    if given != "unstructured" and (found is None or int(found[1]) >= int(found[2])):
+def _known(value: str) -> str:
+    found = N_OF_M.fullmatch(value)
+    if value != "unstructured" and (found is None or int(found[1]) >= int(found[2])):
         raise ValueError(ALLOWED)
-    return given
+    return value
 
 
 class BlockPattern(Config):
@@ -72,9 +72,9 @@ class LassoSettings(Config):
     """Penalty and threshold of group lasso."""
 
     groups: Groups = "rows"
-    """What a group is. rows: one output's weights inside a block; columns: one input's weights inside a block; both: rows and columns."""
+    """Shape of a group. rows: one output's weights inside a block; columns: one input's weights inside a block; both: rows and columns."""
     metric: Literal["curvature", "weights"] = "curvature"
-    """What makes a group small. curvature: the answers hardly depend on its weights, measured on `rows` calibration rows; weights: their
+    """Norm of a group. curvature: the answers hardly depend on its weights, measured on `rows` calibration rows; weights: their
     norm, as published."""
     strength: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """lambda, the weight of the penalty. auto: at every step, what takes the target share of the groups to zero in the steps left."""

@@ -1,1 +1,1 @@
-"""Tokens that leave the model behind some layers: which ones, and whether they may."""
+"""Token dropping: which tokens leave the model after some layers, and whether they may."""

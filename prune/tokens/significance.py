@@ -1,4 +1,4 @@
-"""How significant a token is to what a model answers, read off the states that come into each block: fitted on rows, without labels.
+"""Predicts from the inputs of a block how much each token matters to the model's answer; fitted on rows without labels.
 
 A token counts by how far the outputs z move, to first order, if it becomes the mean token of its row (as the Taylor scores of heads: Michel
 et al. 2019, https://arxiv.org/abs/1905.10650, section 4; here for the states x_j that come into a block),
@@ -6,10 +6,10 @@ et al. 2019, https://arxiv.org/abs/1905.10650, section 4; here for the states x_
     t_j = sqrt( mean over signs v of (d(v z) / dx_j . (x_j - mean_i x_i))^2 )       v = +1 or -1 for each output, PROBES times
     w   = ridge regression of log(t_j / mean_i t_i + FLOOR) on x_j                  over all tokens but the first ones
 
-For classes z are logits less their mean, so that what moves all of them alike counts for nothing. Signs stand for all outputs: the mean of
-the squares is that over the rows of the Jacobian (Hutchinson 1990, https://doi.org/10.1080/03610919008812866).
+For classes, z are logits minus their mean, so that a common shift does not count. Random signs sample all outputs: the mean of the squares
+estimates the mean over the rows of the Jacobian (Hutchinson 1990, https://doi.org/10.1080/03610919008812866).
 
-The regression is what a model can read while it runs, before the block: t needs its answer.
+The regression is needed because t depends on the answer, while tokens are dropped before the block runs.
 
 Legend: B rows, L tokens, M of them besides the first, N of all rows, D channels, C outputs.
 """
@@ -35,13 +35,13 @@ PROBES: Final = 4
 RIDGE: Final = 0.003
 """Strength of the regression, in mean variances of the states."""
 FLOOR: Final = 0.05
-"""Added to relative changes before their logarithm; what is far below counts as nothing."""
+"""Added to relative changes before their logarithm, so that much smaller changes do not count."""
 HIGHEST: Final = 8.0
-"""Largest relative change: one token that says all must not be all that is fitted."""
+"""Relative changes are clipped to it, so that one dominant token does not determine the fit."""
 
 
 def significance(model: nn.Module, batches: Iterable[Batch], task: Task, key: str, seed: int = 0) -> list[Tensor]:
-    """Returns for each block how significant a token is, as the weights of the states that come in, float32 `[D]` on the CPU.
+    """Returns for each block the weights w that map an incoming state to its significance, float32 `[D]` on the CPU.
 
     Args:
         model: The model, which sees all tokens, in evaluation mode.
@@ -113,7 +113,7 @@ class _Fit:
 
 @contextmanager
 def _leaf_before(block: nn.Module) -> Iterator[None]:
-    """Lets gradients be taken of what comes into the first block, whatever parameters are frozen."""
+    """Makes the input of the first block a leaf that requires gradients, even if all parameters are frozen."""
 
     def detached(block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         if args:

@@ -1,6 +1,6 @@
-"""Tokens that leave the model: behind a layer only the most significant ones stay (`foundation.models.architecture.dropped_tokens`).
+"""Token dropping: after a layer only the most significant tokens remain (`foundation.models.architecture.dropped_tokens`).
 
-    tokens: [0.5, 0.25]      half of the tokens stay behind the first layer, a quarter behind the second one and all after it
+    tokens: [0.5, 0.25]      half of the tokens stay after the first layer, a quarter after the second one and all after it
     tokens: 0.25             a quarter reaches the last layer; in between they fall evenly:  share_l = 0.25^(l / (L - 1)),  l = 1 ... L - 1
 
 No weight is removed, and `sparsity` does not count it: of a row, later layers compute fewer tokens. What is lost is learned again by the
@@ -9,8 +9,8 @@ are learned too, against the cost; here they are given, or searched.
 
 What is significant is fitted before that, on calibration rows (`prune.tokens.significance`).
 
-Two things are proved on rows of the data before anything is trained: that the head reads the first token alone, and that the layers treat
-tokens alike wherever they stand, so that what is left may stand in another order.
+Two things are proved on rows of the data before anything is trained: that the head reads only the first token, and that the layers treat
+tokens alike at every position, so that the remaining ones may be in another order.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Tokens = float | tuple[float, ...]
 
 
 def shares_of(tokens: Tokens, depth: int, key: str) -> tuple[float, ...]:
-    """Returns the share of the tokens that stay behind each layer.
+    """Returns the share of the tokens that remain after each layer.
 
     Args:
-        tokens: Shares behind the first layers, or the share that reaches the last one.
+        tokens: Shares after the first layers, or the share that reaches the last one.
         depth: Number of layers.
         key: Key path of the stage, for messages.
 
     Raises:
-        InputError: There are more shares than layers with a layer behind them.
+        InputError: There are more shares than layers with a layer after them.
     """
     if depth < 2:
         raise InputError(
@@ -82,7 +82,7 @@ def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -
 
 
 def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:
-    """Checks on rows of the data that the head reads the first token alone, and that layers treat tokens alike wherever they stand.
+    """Checks on rows of the data that the head reads only the first token, and that layers treat tokens alike at every position.
 
     Args:
         model: The model that tokens shall leave, in evaluation mode.
@@ -123,11 +123,11 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
 
 
 def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str) -> nn.Module:
-    """Returns a copy of a model on the CPU, in evaluation mode, behind whose blocks only these shares of the tokens stay.
+    """Returns a copy of a model on the CPU, in evaluation mode, after whose blocks only these shares of the tokens stay.
 
     Args:
         model: The model; what it knows of significant tokens is left out.
-        shares: Share of the tokens that stay behind each block; none: all of them do.
+        shares: Share of the tokens that remain after each block; none: all of them do.
         weights: What `significance` returned, for each block.
         key: Key path of the stage, for messages.
     """

@@ -44,7 +44,7 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: Bound
         hessian_II: Mean of x x^T over the inputs, float32.
         scale_OI: Scale of every weight, float32, positive.
         low: Smallest code, at most 0; of all weights, or of each. With zero points codes are counted from there.
-        high: Largest code, at least 0; likewise.
+        high: Largest code, at least 0, in the same form.
         steps: Number of Adam steps.
     """
     exact_OI = weight_OI / scale_OI

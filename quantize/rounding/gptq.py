@@ -58,7 +58,7 @@ def gptq(
         hessian_II: Mean of x x^T over the inputs, float32; a positive multiple gives the same codes.
         scale_OI: Scale of every weight, float32, positive.
         low: Smallest code, at most 0; of all weights, or of each.
-        high: Largest code, at least 0; likewise.
+        high: Largest code, at least 0, in the same form.
         act_order: Whether inputs with the largest H_jj come first.
         damping: Added to the diagonal, as a fraction of its mean.
     """
@@ -76,16 +76,16 @@ def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = 
     return Elimination(order_I, inverse_factor(ordered_II, damping))
 
 
-def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: Bound, high: Bound) -> Tensor:
+def eliminate(weight_OI: Tensor, elimination: Elimination, scale_OI: Tensor, low: Bound, high: Bound) -> Tensor:
     """Returns the codes of some outputs of a weight, int8 [O, I]; outputs are independent. See `gptq`."""
-    inputs, order_I = weight_OI.shape[1], given.order_I
+    inputs, order_I = weight_OI.shape[1], elimination.order_I
     low, high = (bound if isinstance(bound, int) else bound[:, order_I] for bound in (low, high))
     left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
     zero_OI = left_OI == 0
     codes_OI = torch.zeros(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
-        factor_BI = given.factor_II[start:stop].to(weight_OI.dtype)
+        factor_BI = elimination.factor_II[start:stop].to(weight_OI.dtype)
         error_OB = torch.zeros_like(left_OI[:, start:stop])
         for j in range(start, stop):
             factor_I = factor_BI[j - start]

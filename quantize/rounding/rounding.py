@@ -88,13 +88,13 @@ def round_layers(
 
 
 def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequence[str]]]:
-    """Groups units by the block of the model that they lie in, in order of the first unit of each.
+    """Groups units by their block of the model, in order of the first unit of each.
 
     A block is an entry of an outermost `nn.ModuleList`, such as an encoder layer; a unit outside of all lists is a block of its own.
 
     Args:
         model: The model.
-        units: Groups of layers that read the same tensor, in execution order; a unit lies where its first layer does.
+        units: Groups of layers that read the same tensor, in execution order; a unit belongs to the block of its first layer.
     """
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]

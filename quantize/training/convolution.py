@@ -127,7 +127,7 @@ class QatConvolution(QatLayer):
         self.weight, self.bias = layer.weight, layer.bias
         self.set_up(name, start, input_scale, weight_scale, pact)
         self.geometry = Geometry.of(layer)
-        self._layer = [layer]  # in a list, so that it is no child: it shares the parameters of this module
+        self._layer = [layer]  # in a list, so that it is not a child: it shares the parameters of this module
 
     def scales(self) -> ConvolutionScales:
         """Returns the current scales."""

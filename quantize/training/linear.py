@@ -19,7 +19,7 @@ Codes cannot distinguish the two, but the slope can: inside its magnitude is at 
 
 Kept for the backward pass are x and W themselves, no copies: W is there anyway, x is one tensor for all layers that read it (query, key and
 value), and often one that its producer keeps too. Codes and slopes are computed from them once more, to the same bits. A weight that is
-computed for the pass alone (`quantize.training.low_rank`) is kept as its codes (int8) and slopes instead: 3 bytes for each weight with
+computed only for the pass (`quantize.training.low_rank`) is kept as its codes (int8) and slopes instead: 3 bytes for each weight with
 slopes in bfloat16, 2 with the slopes of pact, which are int8, 5 in float32.
 
 A smoothing vector (`foundation.schemes.int8`) divides x and multiplies W before they are rounded.

@@ -1,4 +1,4 @@
-"""What quantization-aware training does to a model before it trains, without data: for a plan of what the training will hold."""
+"""Prepares a model for quantization-aware training without data, to predict the memory of the training."""
 
 from __future__ import annotations
 

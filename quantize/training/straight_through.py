@@ -1,4 +1,4 @@
-"""What int8 layers in training have in common: codes with the slopes of their scales, scales that learn, and when they compute how.
+"""Common parts of int8 layers in training: codes with the slopes of their scales, scales that learn, and when they compute how.
 
 The formulas are as in `quantize.training.linear`: a value inside the range of codes passes its gradient on, one outside does not
 (straight-through estimator), and the slope is the derivative of scale * code with respect to the scale.
@@ -33,7 +33,7 @@ class Int8Arithmetic:
     share: LayerShare | None = None
     """The share of this process in the layer; None if it has the whole layer."""
     computed: bool = False
-    """Whether the weight is computed for this pass alone, so that nothing else holds it until the backward pass."""
+    """Whether the weight is computed only for this pass, so that nothing else holds it until the backward pass."""
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:

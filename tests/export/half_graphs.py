@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from export.graph.halves import Half, Halved, clamp_masks, float_tensors, to_halves
+from export.graph.half_precision import Half, Halved, clamp_masks, float_tensors, to_half_precision
 from export.graph.onnx import export_float
 from export.graph.onnx import save as save_graph
 from export.graph.qdq import insert_qdq
@@ -94,7 +94,7 @@ def measured(path: Path) -> tuple[onnx.ModelProto, Ranges]:
 
 def halved(path: Path, half: Half = "fp16") -> Halved:
     """Returns the half graph of a graph."""
-    return to_halves(*measured(path), half)
+    return to_half_precision(*measured(path), half)
 
 
 def features(kind: str, batch: int, length: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from export.engines.registry import engine_module
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.graph.halves import Half
+from export.graph.half_precision import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
 from foundation.core.errors import InputError
 from foundation.core.target import Target

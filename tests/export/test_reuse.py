@@ -19,7 +19,7 @@ from tests.engines_inside import inside
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole
-REUSED = "as an earlier export has made it"
+REUSED = "reused from an earlier export"
 
 
 @pytest.fixture(autouse=True)

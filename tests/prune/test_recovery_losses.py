@@ -254,7 +254,7 @@ def test_a_teacher_of_another_shape_is_seen_whole(checkpoint: Callable[..., Path
         ({"loss": "minilm", "distill": False}, "loss: given with distill: false"),
         ({"loss": "minilm", "soft_weight": 0.5}, "soft_weight: 0.5 given with loss; give hard_weight instead"),
         ({"hard_weight": 0.5}, "hard_weight: 0.5 given without loss or losses"),
-        ({"losses": [{"name": "minilm"}], "hidden_weight": 1}, "hidden_weight: 1 given beside loss or losses"),
+        ({"losses": [{"name": "minilm"}], "hidden_weight": 1}, "hidden_weight: 1 given together with loss or losses"),
         ({"loss": "minilmm"}, "minilmm"),
     ],
     ids=str,

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from triton_repo.config import ModelSettings, Scheduling, from_text, model_config, to_text
 from triton_repo.front.admission import Admission, Flow, Request, refusal
 from triton_repo.front.figures import figures
-from triton_repo.front.inference import Inference, asked_of
+from triton_repo.front.inference import Inference, queue_request
 from triton_repo.front.limits import Rejected
 from triton_repo.front.routes import Route, Routes
 from triton_repo.queueing import MOST_TIMEOUT_MS, Queue, read_policy
@@ -144,13 +144,13 @@ def request(**parameters: int) -> pb.ModelInferRequest:
 
 def test_a_request_asks_for_its_level_and_for_less_time():
     route = Route("1", timeout_ms=100, priorities=3)
-    assert asked_of(request(), route) == Request(3, 3, 0.1)
-    assert asked_of(request(priority=1, timeout=20_000), route) == Request(3, 1, 0.02)
-    assert asked_of(request(timeout=900_000), route).timeout_s == 0.1
-    assert asked_of(request(), route, 0.05).timeout_s == 0.05
-    assert asked_of(request(), Route("1")) == Request(3, 1, None)
+    assert queue_request(request(), route) == Request(3, 3, 0.1)
+    assert queue_request(request(priority=1, timeout=20_000), route) == Request(3, 1, 0.02)
+    assert queue_request(request(timeout=900_000), route).timeout_s == 0.1
+    assert queue_request(request(), route, 0.05).timeout_s == 0.05
+    assert queue_request(request(), Route("1")) == Request(3, 1, None)
     with pytest.raises(Rejected, match="priority 4 given; model m has 3"):
-        asked_of(request(priority=4), route)
+        queue_request(request(priority=4), route)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_metrics_name_each_model_and_outcome(tmp_path):
 
 
 def test_tokens_of_a_prompt_are_no_rows():
-    assert asked_of(request(), Route("1", request_seconds=600.0)).rows == 1
+    assert queue_request(request(), Route("1", request_seconds=600.0)).rows == 1
 
 
 @pytest.mark.parametrize("queue", [Queue(), Queue(max_requests=5), Queue(timeout_ms=1.5)])

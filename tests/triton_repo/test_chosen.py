@@ -66,9 +66,7 @@ def test_the_chosen_model_is_loaded_and_all_where_none_was_chosen(
     models, said = served(deployed(tmp_path / "folder", **manifest), monkeypatch, **given)
     assert models == expected
     left = ["baseline-fp32", "quantize-w4a16"] * (len(expected) == 1)
-    assert said == [f"not loaded: {', '.join(left)}; give --all to load every model, and not only what was chosen to be served"] * bool(
-        left
-    )
+    assert said == [f"not loaded: {', '.join(left)}; give --all to load every model, not only the served ones"] * bool(left)
 
 
 def test_a_chosen_model_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundation.standalone.response import RESPONSES, placed
-from foundation.standalone.windows import Window, asked
+from foundation.standalone.windows import Window, read_contexts
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
@@ -161,9 +161,9 @@ def test_a_question_is_answered_from_all_windows_of_its_context(serve):
     prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2, null_threshold=0.5)
     contexts = [" ".join(["a very long and dull film"] * 20), "a fine film", "dull and fine " * 4]
     pairs = [("very fine", context) for context in contexts]
-    windows = [Window.tokens(one.rows, prepared.tokenizer) for one in asked(prepared, pairs)]
+    windows = [Window.tokens(one.rows, prepared.tokenizer) for one in read_contexts(prepared, pairs)]
     assert [len(one) for one in windows] == [14, 1, 2]
-    model = serve(prepared, list(asked(prepared, pairs[1:2])[0].rows), batch_sizes=(1,))
+    model = serve(prepared, list(read_contexts(prepared, pairs[1:2])[0].rows), batch_sizes=(1,))
     model.most_rows, predict, sizes = 4, model.engine.predict, []  # windows of one request exceed it
     model.engine.predict = lambda features: sizes.append(len(features["input_ids"])) or predict(features)
     names = ("QUESTION", "CONTEXT")
@@ -171,7 +171,7 @@ def test_a_question_is_answered_from_all_windows_of_its_context(serve):
     for response, chosen in ((both, [0, 1]), (alone, [2])):
         assert response.error is None
         logits = response.tensors["LOGITS"]
-        told = asked(prepared, [pairs[number] for number in chosen])
+        told = read_contexts(prepared, [pairs[number] for number in chosen])
         for number, values, one in zip(chosen, logits, told, strict=True):
             for row, read, ids in zip(one.rows, one.windows, windows[number], strict=True):
                 [expected] = tiny.expected(prepared, [row])
@@ -187,7 +187,7 @@ def test_a_question_is_answered_from_all_windows_of_its_context(serve):
 def test_logits_that_are_no_numbers_fail_their_own_request(serve):
     prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2)
     pair = ("very", "a fine film")
-    model = serve(prepared, list(asked(prepared, [pair])[0].rows), batch_sizes=(1,))
+    model = serve(prepared, list(read_contexts(prepared, [pair])[0].rows), batch_sizes=(1,))
     predict = model.engine.predict
     model.engine.predict = lambda features: np.where(features["input_ids"][..., None] == 7, np.nan, predict(features)).astype(np.float32)
     good, bad = model.execute([request(one, name=("QUESTION", "CONTEXT")) for one in (pair, ("very", "a dull film"))])
@@ -206,7 +206,7 @@ def test_logits_that_are_no_numbers_fail_their_own_request(serve):
 def test_a_question_that_cannot_be_read_fails_alone(serve, pair, line):
     prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2)
     first = ("very", "a fine film")
-    model = serve(prepared, list(asked(prepared, [first])[0].rows), batch_sizes=(1,))
+    model = serve(prepared, list(read_contexts(prepared, [first])[0].rows), batch_sizes=(1,))
     good, bad = model.execute([request(first, name=("QUESTION", "CONTEXT")), request(first, pair, name=("QUESTION", "CONTEXT"))])
     assert good.error is None
     assert line in str(bad.error)

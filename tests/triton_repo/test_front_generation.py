@@ -13,7 +13,7 @@ from triton_repo.front import limits
 from triton_repo.front.generation import read_generation, write_generation
 from triton_repo.front.inference import failure
 from triton_repo.front.limits import Rejected
-from triton_repo.generation.served import asked, engine
+from triton_repo.generation.served import engine, request
 
 
 def described() -> Any:
@@ -91,7 +91,7 @@ def test_the_words_of_an_error_tell_its_status(line: str, status: int) -> None:
 
 
 def test_the_front_knows_the_words_of_the_model() -> None:
-    assert (limits.MODEL_FAILED, limits.TRY_LATER) == (asked.MODEL_FAILED, engine.TRY_LATER)
+    assert (limits.MODEL_FAILED, limits.TRY_LATER) == (request.MODEL_FAILED, engine.TRY_LATER)
 
 
 def test_an_answer_names_its_outputs() -> None:

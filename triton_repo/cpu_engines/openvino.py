@@ -32,7 +32,7 @@ import openvino
 
 if __package__:
     from foundation.standalone.openvino_request import Request, compiled
-else:  # in a repository it lies next to this file
+else:  # in a repository it is next to this file
     from openvino_request import Request, compiled  # type: ignore[import-not-found, no-redef]
 
 DYNAMIC = ()
@@ -55,7 +55,7 @@ class Engine:
         self._core, self._file = openvino.Core(), folder / "openvino.xml"
         self._network: Any = None
         self._properties = {name: value for name, value in properties.items() if name != KEPT}
-        self._kept = Path(properties[KEPT]) if KEPT in properties else None
+        self._cache = Path(properties[KEPT]) if KEPT in properties else None
         self._static, self._sizes = mode == "static", sorted(batch_sizes, reverse=True)
         self._requests: dict[tuple[int, ...], Request] = {}
         self._mapped: list[np.ndarray] = []
@@ -65,7 +65,7 @@ class Engine:
         """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size; see above."""
         sizes = sorted(self._sizes) if self._static else []
         wanted = [(size, *shape) for size in sizes for shape in shapes] or [DYNAMIC]
-        single = wanted[: len(shapes)] if self._static and self._kept is not None else []
+        single = wanted[: len(shapes)] if self._static and self._cache is not None else []
         now = len(single) if single and all(self._place(shape).exists() for shape in single) else len(wanted)
         self._open(wanted[:now])
         if wanted[now:]:
@@ -101,15 +101,15 @@ class Engine:
             self._open([shape])
         return self._requests[shape]
 
-    def _network_of(self, shape: tuple[int, ...], kept: np.ndarray | None) -> Any:
+    def _network_of(self, shape: tuple[int, ...], exported: np.ndarray | None) -> Any:
         """Returns the compiled network: the one that was kept, or compiled and kept from now on."""
-        if kept is not None:
-            self._mapped.append(kept)
-            return self._core.import_model(openvino.Tensor(kept, shared_memory=True), "CPU", self._properties)
+        if exported is not None:
+            self._mapped.append(exported)
+            return self._core.import_model(openvino.Tensor(exported, shared_memory=True), "CPU", self._properties)
         if self._network is None:
             self._network = self._core.read_model(self._file)
         made = compiled(self._core, self._network, shape, self._properties)
-        if self._kept is not None:
+        if self._cache is not None:
             try:
                 self._keep(shape, made.export_model().getbuffer())
             except OSError as error:  # the server answers without
@@ -118,7 +118,7 @@ class Engine:
 
     def _whole(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """Returns the kept network of a shape, uint8; None where there is none, or not the one that was written."""
-        if self._kept is None:
+        if self._cache is None:
             return None
         place = self._place(shape)
         try:
@@ -130,7 +130,7 @@ class Engine:
         return network if digest(place.name, network) == noted else None
 
     def _keep(self, shape: tuple[int, ...], network: memoryview) -> None:
-        assert self._kept is not None, "asked before"
+        assert self._cache is not None, "asked before"
         place = self._place(shape)
         temporary = place.with_name(f".{place.name}.{os.getpid()}")
         try:
@@ -142,8 +142,8 @@ class Engine:
             temporary.unlink(missing_ok=True)
 
     def _place(self, shape: tuple[int, ...]) -> Path:
-        assert self._kept is not None, "asked before"
-        return self._kept / f"{'x'.join(map(str, shape)) or 'dynamic'}.network"
+        assert self._cache is not None, "asked before"
+        return self._cache / f"{'x'.join(map(str, shape)) or 'dynamic'}.network"
 
 
 def digest(name: str, network: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Which requests are taken: a request that would not be answered in time is refused at once, rather than when its time is over.
+"""Admission control: a request that would not be answered in time is refused at once, not when its time is over.
 
     service   s <- s + GAIN * (dt / rows - s)           seconds for a row; dt since the answer before, or since the model got work
     ahead     rows under way of the same or a higher priority
@@ -51,7 +51,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Request:
-    """What a request asks of the queue."""
+    """Queue parameters of a request."""
 
     rows: int = 1
     priority: int = 1
@@ -70,7 +70,7 @@ class Admission:
         self.flows: dict[str, Flow] = {}
 
     @contextmanager
-    def enter(self, model: str, asked: Request, route: Route) -> Iterator[None]:
+    def enter(self, model: str, request: Request, route: Route) -> Iterator[None]:
         """Holds a place while a request is answered; what is raised inside counts as no answer.
 
         Raises:
@@ -80,19 +80,19 @@ class Admission:
             yield
             return
         flow = self.flows.setdefault(model, Flow())
-        reason = refusal(flow, asked, route)
+        reason = refusal(flow, request, route)
         if reason is not None:
             flow.ended["refused"] += 1
             raise Rejected(f"model {model}: {reason}; {TRY_LATER}", 503)
         if not flow.requests:
             flow.since = self._clock()
         flow.requests += 1
-        flow.rows[asked.priority] += asked.rows
+        flow.rows[request.priority] += request.rows
         outcome = "failed"
         try:
             yield
             outcome = "answered"
-            self._learn(flow, asked.rows)
+            self._learn(flow, request.rows)
         except (asyncio.CancelledError, GeneratorExit):
             outcome = "cancelled"
             raise
@@ -104,7 +104,7 @@ class Admission:
             raise
         finally:
             flow.requests -= 1
-            flow.rows[asked.priority] -= asked.rows
+            flow.rows[request.priority] -= request.rows
             flow.ended[outcome] += 1
 
     def _learn(self, flow: Flow, rows: int) -> None:
@@ -114,14 +114,14 @@ class Admission:
         flow.since = now
 
 
-def refusal(flow: Flow, asked: Request, route: Route) -> str | None:
+def refusal(flow: Flow, request: Request, route: Route) -> str | None:
     """Returns why a request is not taken; None where it is."""
     if route.max_requests is not None and flow.requests >= route.max_requests:
         return f"{flow.requests} requests are under way, the most allowed"
-    ahead = sum(rows for priority, rows in flow.rows.items() if priority <= asked.priority)
-    if asked.timeout_s is not None and ahead >= COLD_ROWS and not flow.service_s:
+    ahead = sum(rows for priority, rows in flow.rows.items() if priority <= request.priority)
+    if request.timeout_s is not None and ahead >= COLD_ROWS and not flow.service_s:
         return f"{ahead} rows are under way, and the model has not answered yet"
-    wait_s = (ahead + asked.rows) * flow.service_s
-    if asked.timeout_s is not None and ahead and wait_s > HEADROOM * asked.timeout_s:
-        return f"an answer would take about {1e3 * wait_s:.0f} ms, longer than the {1e3 * asked.timeout_s:.0f} ms that it may take"
+    wait_s = (ahead + request.rows) * flow.service_s
+    if request.timeout_s is not None and ahead and wait_s > HEADROOM * request.timeout_s:
+        return f"an answer would take about {1e3 * wait_s:.0f} ms, longer than the {1e3 * request.timeout_s:.0f} ms that it may take"
     return None

@@ -3,7 +3,7 @@
     {"id": ..., "TEXT": "Once upon a time", "MAX_TOKENS": 40, "parameters": {"TEMPERATURE": 0.7}}      each key is an input of the model
     {"model_name": ..., "model_version": ..., "TEXT": "...", "TOKENS": [...]}                          each key is an output
 
-Inputs of one element are values, others lists; inputs may stand in `parameters` too, as clients of other servers expect. Triton passes keys
+Inputs of one element are values, others lists; inputs may be in `parameters` too, as clients of other servers expect. Triton passes keys
 that name no input on as parameters of the request; here they are refused.
 """
 

@@ -104,7 +104,7 @@ def _forwarding(channel: Any, method: str, load: Load, renamed: Callable[[bytes]
         except Rejected as error:
             await context.abort(_CODES[error.status], str(error))
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), _told(error))
+            await context.abort(error.code(), _message(error))
         raise AssertionError("unreachable: abort raises")
 
     return forward
@@ -118,7 +118,7 @@ def _inferring(infer: Inference, load: Load) -> _Handler:
         except Rejected as error:
             await context.abort(_CODES[error.status], str(error))
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), _told(error))
+            await context.abort(error.code(), _message(error))
         raise AssertionError("unreachable: abort raises")
 
     return answered
@@ -130,7 +130,7 @@ def _listing(stub: Any, models: Sequence[str]) -> _Handler:
             encoded: bytes = (await ready_models(stub, models)).SerializeToString()
             return encoded
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), _told(error))
+            await context.abort(error.code(), _message(error))
         raise AssertionError("unreachable: abort raises")
 
     return listed
@@ -145,7 +145,7 @@ def _refusing(method: str) -> _Handler:
     return refuse
 
 
-def _told(error: Any) -> str:
+def _message(error: Any) -> str:
     """Returns the message to a client about a failed call."""
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return RESTARTING

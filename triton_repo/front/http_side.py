@@ -1,7 +1,7 @@
 """HTTP of the front: the paths of the KServe protocol for inference, health, metadata and models; Prometheus metrics on their own port.
 
 Triton's own HTTP server is switched off: deep JSON, compressed bodies and chunked bodies in many pieces have crashed it. Bodies are read
-whole and within limits here, checked, and go on as gRPC.
+whole and within limits here, checked, and forwarded as gRPC.
 """
 
 from __future__ import annotations
@@ -170,21 +170,21 @@ class Paths:
         described = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
         return described, read_generation(described, version, body, stream=stream)
 
-    async def _responses(self, asked: Any, most: int | None = None) -> AsyncGenerator[Any]:
+    async def _responses(self, request: Any, most: int | None = None) -> AsyncGenerator[Any]:
         """Yields the responses to a request, at most `most`; ends the request when it is closed.
 
         Raises:
             Rejected: The model has refused the request, failed, or has not answered in time.
         """
-        if self._infer.answers_once(asked.model_name):  # a stream says only in words what went wrong, and knows no version
-            yield pb.ModelInferResponse.FromString(await self._infer(asked))
+        if self._infer.answers_once(request.model_name):  # a stream says only in words what went wrong, and knows no version
+            yield pb.ModelInferResponse.FromString(await self._infer(request))
             return
-        with self._infer.streamed(asked) as route, self._streams.open():
-            call = self._stub.ModelStreamInfer(iter([asked]), timeout=max(STREAM_SECONDS, route.silence_s))
+        with self._infer.streamed(request) as route, self._streams.open():
+            call = self._stub.ModelStreamInfer(iter([request]), timeout=max(STREAM_SECONDS, route.silence_s))
             try:
                 count, failed = 0, ""
                 while count != most:
-                    message = await _within(call.read(), route.silence_s, asked.model_name)
+                    message = await _within(call.read(), route.silence_s, request.model_name)
                     if message is grpc.aio.EOF and failed:
                         raise failure(failed)
                     if message is grpc.aio.EOF:

@@ -23,7 +23,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 INFER = f"{SERVICE}ModelInfer"
 PRIORITY, TIMEOUT = QUEUED
 QUEUE_FULL, QUEUED_TOO_LONG = "maximum queue size", "timeout expired"
-"""Words of Triton for a request that its queue does not take, and for one that has waited there too long."""
+"""Triton's messages for a request that its queue rejects, and for one that has waited there too long."""
 
 
 class Inference:
@@ -31,8 +31,8 @@ class Inference:
 
     Args:
         channel: Channel to Triton.
-        routes: Where requests go.
-        admission: Takes or refuses them.
+        routes: Routes of the requests.
+        admission: Accepts or refuses them.
     """
 
     def __init__(self, channel: Any, routes: Routes, admission: Admission) -> None:
@@ -52,7 +52,7 @@ class Inference:
         """
         model = request.model_name = self.name_of(request.model_name)
         route = self._routes.of(model)
-        asked = asked_of(request, route, remaining_s)
+        asked = queue_request(request, route, remaining_s)
         with self._admission.enter(model, asked, route):
             pinned = not request.model_version and bool(route.version)
             if pinned:
@@ -67,7 +67,7 @@ class Inference:
                 return await self._sent(request, asked)
 
     def name_of(self, model: str) -> str:
-        """Returns the name of a model that a client may call by an earlier one."""
+        """Returns the current name of a model that a client may call by an earlier name."""
         return self._routes.name_of(model)
 
     def answers_once(self, model: str) -> bool:
@@ -77,18 +77,18 @@ class Inference:
 
     @contextmanager
     def streamed(self, request: Any) -> Iterator[Route]:
-        """Holds a place for a checked request that is answered in a stream, and counts how it ended; yields where it goes.
+        """Holds a place for a checked request that is answered in a stream, and counts how it ended; yields its route.
 
         Raises:
             Rejected: The request is not taken.
         """
         request.model_name = self.name_of(request.model_name)
         route = self._routes.of(request.model_name)
-        with self._admission.enter(request.model_name, asked_of(request, route), route):
+        with self._admission.enter(request.model_name, queue_request(request, route), route):
             yield route
 
-    async def _sent(self, request: Any, asked: Request) -> bytes:
-        seconds = REQUEST_SECONDS if asked.timeout_s is None else min(REQUEST_SECONDS, asked.timeout_s)
+    async def _sent(self, request: Any, queued: Request) -> bytes:
+        seconds = REQUEST_SECONDS if queued.timeout_s is None else min(REQUEST_SECONDS, queued.timeout_s)
         started = time.monotonic()
         try:
             answer: bytes = await self._call(request, timeout=seconds)
@@ -105,7 +105,7 @@ class Inference:
 
 
 def failure(line: str) -> Rejected:
-    """Returns the error of a stream, which Triton puts into words alone, with its status."""
+    """Returns the error of a stream with its status: Triton gives only the message."""
     if line.endswith(TRY_LATER):
         return Rejected(line, 503)
     if QUEUE_FULL in line:
@@ -115,7 +115,7 @@ def failure(line: str) -> Rejected:
     return Rejected(line, 500 if line.startswith(MODEL_FAILED) else 400)
 
 
-def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Request:
+def queue_request(request: Any, route: Route, remaining_s: float | None = None) -> Request:
     """Returns the queue parameters of a request.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the front lets through: limits of one request and of all requests together, and the error that says what is wrong with one."""
+"""Limits of the front: of one request and of all requests together, and the error for a request that exceeds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST_SECONDS = 120.0
 STREAM_SECONDS = 3600.0
 """Age at which a stream takes no further requests; it ends once none is under way."""
 STREAM_IDLE_SECONDS = 300.0
-"""Time after which a stream ends in which nothing came or went: its client asks nothing, or does not read."""
+"""Time after which an idle stream ends: its client sends nothing, or does not read."""
 GRACE_SECONDS = 60.0
 """Time beyond the limit of a model after which a stream ends that waits for it: the model ends its answers itself, between two steps."""
 MAX_STREAMS, MAX_STREAM_REQUESTS = 256, 256
@@ -74,7 +74,7 @@ class Load:
 
 @dataclass
 class Places:
-    """Places of which each stream takes one."""
+    """Places for streams; each stream takes one."""
 
     most: int
     taken: int = 0

@@ -26,7 +26,7 @@ from triton_repo.front.settings import Settings
 
 
 def not_of_a_client(record: logging.LogRecord) -> bool:
-    """Whether a log record is worth a line: bytes that are no HTTP are answered, and could otherwise fill the disk with tracebacks."""
+    """Whether a log record is worth a line: bytes that are not HTTP are answered, and could otherwise fill the disk with tracebacks."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | RequestPayloadError))
 
 

@@ -1,4 +1,4 @@
-"""Where requests of each model go: the version that answers them, and the limits of its queue.
+"""Routes of the requests of each model: the version that answers them, and the limits of its queue.
 
 The service writes them to a file, and replaces it to roll a model over to another version. The front looks at the file with each request,
 which takes a microsecond; so the first request after the change already goes to the new version, and a front that is started again knows
@@ -17,7 +17,7 @@ from triton_repo.front.limits import GRACE_SECONDS, STREAM_IDLE_SECONDS
 
 @dataclass(frozen=True)
 class Route:
-    """Where requests of a model go."""
+    """The route of the requests of a model."""
 
     version: str = ""
     """Its version; empty: the one that Triton chooses."""

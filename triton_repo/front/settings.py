@@ -1,4 +1,4 @@
-"""The settings of the front; whoever starts it needs nothing else of it."""
+"""The settings of the front: all that the code that starts it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the front listens, and where Triton does."""
+    """Addresses of the front and of Triton."""
 
     address: str
     """Address to listen on."""

@@ -3,8 +3,8 @@
     client  -- requests -->  checked, with a number for an id  -->  Triton
     client  <-- responses --  with the id of the client          <--  Triton
 
-A request that is refused gets a response with an error, and the stream goes on. When either side ends or breaks off, so does the other:
-Triton then ends what it is answering. A client that does not read holds up its own stream alone, until nothing has moved for
+A request that is refused gets a response with an error, and the stream continues. When either side ends or breaks off, so does the other:
+Triton then ends what it is answering. A client that does not read holds up only its own stream, until nothing has moved for
 `STREAM_IDLE_SECONDS`. A model may be silent as long as it may answer (`triton_repo.front.routes`).
 """
 
@@ -78,7 +78,7 @@ class _Request:
     silence_s: float
     """Seconds without a response that its model may take."""
     held: ExitStack
-    """What it holds until it is answered."""
+    """Resources that it holds until it is answered."""
 
     def end(self, error: BaseException | None = None) -> None:
         """Lets go of what it holds; counts the error, where it ended with one."""
@@ -93,7 +93,7 @@ class _Stream:
     context: Any
     load: Load
     infer: Inference
-    asked: dict[str, _Request] = field(default_factory=dict)
+    requests: dict[str, _Request] = field(default_factory=dict)
     """Streams by our number."""
     numbers: Any = field(default_factory=itertools.count)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -128,17 +128,17 @@ class _Stream:
             answering.cancel()
             self.call.cancel()
             await asyncio.gather(passing, answering, return_exceptions=True)
-            for request in self.asked.values():
+            for request in self.requests.values():
                 request.end(ending)
 
     def _check_time(self) -> None:
         """Raises TimeoutError if the stream has to end."""
         now = asyncio.get_running_loop().time()
         unread = self.writing.locked()
-        silence_s = STREAM_IDLE_SECONDS if unread else max((one.silence_s for one in self.asked.values()), default=STREAM_IDLE_SECONDS)
+        silence_s = STREAM_IDLE_SECONDS if unread else max((one.silence_s for one in self.requests.values()), default=STREAM_IDLE_SECONDS)
         if now >= self.moved + silence_s:
             raise TimeoutError(f"nothing came or went in this stream for {silence_s:g} s")
-        if self._is_old() and not self.asked:
+        if self._is_old() and not self.requests:
             raise TimeoutError(f"this stream was opened {STREAM_SECONDS:g} s ago; open another one")
 
     def _is_old(self) -> bool:
@@ -154,7 +154,7 @@ class _Stream:
             else:
                 try:
                     await self.call.write(request)
-                except asyncio.InvalidStateError:  # Triton has ended the stream; how it did stands behind its last response
+                except asyncio.InvalidStateError:  # Triton has ended the stream; its status follows its last response
                     return
         await self.call.done_writing()
 
@@ -165,8 +165,8 @@ class _Stream:
             Rejected: It is wrong, or too much is under way.
         """
         request = read_request(body)
-        if len(self.asked) >= MAX_STREAM_REQUESTS:
-            raise Rejected(f"{len(self.asked)} requests of this stream are being answered, the most allowed; {TRY_LATER}", 503)
+        if len(self.requests) >= MAX_STREAM_REQUESTS:
+            raise Rejected(f"{len(self.requests)} requests of this stream are being answered, the most allowed; {TRY_LATER}", 503)
         if self._is_old():
             raise Rejected(f"this stream was opened {STREAM_SECONDS:g} s ago; open another one and {TRY_LATER}", 503)
         with ExitStack() as held:
@@ -174,17 +174,17 @@ class _Stream:
             route = held.enter_context(self.infer.streamed(request))
             made = _Request(request.id, route.silence_s, held.pop_all())
         number = str(next(self.numbers))
-        self.asked[number] = made
+        self.requests[number] = made
         request.id = number
         return request
 
     async def _pass_responses(self) -> None:
         while (response := await self.call.read()) is not grpc.aio.EOF:
             inferred = response.infer_response
-            known = self.asked.get(inferred.id)
+            known = self.requests.get(inferred.id)
             if known is not None:
                 if response.error_message or (FINAL in inferred.parameters and inferred.parameters[FINAL].bool_param):
-                    del self.asked[inferred.id]
+                    del self.requests[inferred.id]
                     known.end(failure(response.error_message) if response.error_message else None)
                 inferred.id = known.id
             await self._write(response)

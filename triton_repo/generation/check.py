@@ -180,7 +180,7 @@ def _one_by_one(engine: EngineProcess, prompts: Sequence[NDArray[np.int32]], exp
 def compare(
     name: str,
     expected: NDArray[np.int32],
-    found: NDArray[np.int32],
+    answers: NDArray[np.int32],
     one_by_one: Callable[[], NDArray[np.int32]] | None = None,
 ) -> dict[str, Any]:
     """Compares the tokens of a served model with the engine's tokens.
@@ -188,15 +188,15 @@ def compare(
     Args:
         name: Name of the model.
         expected: What the engine answered, int32 [n, T].
-        found: What the server answered.
-        one_by_one: Returns what the engine answers to one prompt at a time; called if too many tokens differ. The order of sums is another
+        answers: What the server answered.
+        one_by_one: Returns the engine's answers to one prompt at a time; called if too many tokens differ. The order of sums is another
             one for a text alone than for several. An engine that rounds its inputs makes other codes of that, and a large model other
             tokens. The server may differ as often as the engine differs from itself.
 
     Raises:
         ServedWrong: More of them differ than the order of sums in other batches explains; the message names the first.
     """
-    compared = compare_tokens(expected, found)
+    compared = compare_tokens(expected, answers)
     reason = token_shortfall(compared, "the evaluated engine")
     if reason is not None and one_by_one is not None:
         own = compare_tokens(expected, one_by_one())["disagreements"]
@@ -205,7 +205,7 @@ def compare(
         else:
             reason = f"{reason}; asked one prompt at a time, the engine itself differs in {own}"
     if reason is not None:
-        row, place = (int(one) for one in np.argwhere(expected != found)[0])
-        told = f"first prompt {row}, token {place}: {found[row, place]} instead of {expected[row, place]}"
+        row, place = (int(one) for one in np.argwhere(expected != answers)[0])
+        told = f"first prompt {row}, token {place}: {answers[row, place]} instead of {expected[row, place]}"
         raise ServedWrong(f"model {name} in Triton: {reason}; {told}")
     return compared

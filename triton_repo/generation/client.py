@@ -4,7 +4,7 @@
         for piece in client.stream(text="Once upon a time", max_tokens=40):
             print(piece.text, end="", flush=True)
 
-The settings are the keys of `served.asked.FIELDS` in small letters, and `stop`, `stop_tokens`. To cancel an answer, leave the loop.
+The settings are the keys of `served.request.FIELDS` in small letters, and `stop`, `stop_tokens`. To cancel an answer, leave the loop.
 
     first token      from the request to the first response with a token
     time per token   between two responses with tokens, divided by the number of tokens of the second
@@ -32,7 +32,7 @@ from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
 from triton_repo.front.limits import GRACE_SECONDS
 from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.limits import REQUEST_SECONDS
-from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
+from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, TEXT
 
 DATATYPES = {**{name: about[0] for name, about in PROMPTS.items()}, **{one.name: one.datatype for one in FIELDS}}
 FINAL = "triton_final_response"
@@ -103,10 +103,10 @@ class LanguageClient:
         finally:
             self._client.stop_stream(cancel_requests=True)
 
-    def _next(self, found: queue.Queue[tuple[Any, Any]]) -> tuple[Piece, bool]:
+    def _next(self, responses: queue.Queue[tuple[Any, Any]]) -> tuple[Piece, bool]:
         """Returns the next piece, and whether it is the last."""
         try:
-            result, error = found.get(timeout=self._seconds)
+            result, error = responses.get(timeout=self._seconds)
         except queue.Empty:
             raise RequestError(f"model {self._model}: no piece within {self._seconds:g} s") from None
         if error is not None:
@@ -156,7 +156,7 @@ def greedy(
         prompts: int32 [P] each.
         tokens: T.
         concurrency: Number of answers at once.
-        ends: Whether end tokens end an answer; behind it stands `ENDED`.
+        ends: Whether end tokens end an answer; `ENDED` follows it.
         request_seconds: Most time that the model may take for an answer.
 
     Raises:
@@ -197,7 +197,7 @@ def short_answer(address: str, model: str, prompt: Mapping[str, Any], tokens: in
 
 @dataclass
 class Samples:
-    """What was measured."""
+    """The measured figures."""
 
     first: list[float] = field(default_factory=list)
     """Seconds to the first token of each answer."""

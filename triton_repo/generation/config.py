@@ -1,4 +1,4 @@
-"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; for its inputs see `served.asked`.
+"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; for its inputs see `served.request`.
 
 The map `parameters` holds what may be changed in a deployment:
 
@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from triton_repo.config import check_name
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
+from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
 
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
@@ -37,7 +37,7 @@ PROMPTS: Mapping[str, tuple[str, int, str]] = {
     STOP: ("TYPE_STRING", -1, "texts that end the answer; they are not part of it"),
     STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides the model's own"),
 }
-"""The same for each input that is no field."""
+"""The same for each input that is not a field."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LanguageSettings:
     special: Mapping[str, Any] = field(default_factory=dict)
     """Ids of special tokens of an encoder-decoder: `served.grouped.Special`."""
     proposals: Mapping[str, Any] = field(default_factory=dict)
-    """What proposes tokens: `tokens` at once, `draft` (whether `draft/` does, else the text), its `properties`; empty: nothing does."""
+    """Proposed tokens: `tokens` at once, `draft` (whether `draft/` does, else the text), its `properties`; empty: nothing does."""
     max_waiting: int = MAX_WAITING
     request_seconds: float = REQUEST_SECONDS
 
@@ -82,7 +82,7 @@ def language_config(settings: LanguageSettings) -> Any:
 
 
 def request_seconds(config: Any) -> float | None:
-    """Returns the most seconds for an answer that stand in a `ModelConfig`; None for a model that answers each request once."""
+    """Returns the most seconds for an answer in a `ModelConfig`; None for a model that answers each request once."""
     name = "request_seconds"
     return float(config.parameters[name].string_value) if name in config.parameters else None
 

@@ -4,9 +4,9 @@
       README.md
       <variant>-<precision>/
         config.pbtxt
-        1/  model.py asked.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads), onnx/ (ONNX Runtime)
+        1/  model.py request.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads), onnx/ (ONNX Runtime)
                                                       or seq2seq/ (of an encoder-decoder)
-            draft/                                      what GenAI reads of a model that proposes tokens, where one does
+            draft/                                      the draft model that proposes tokens, if there is one
 
 Mode and properties come from export.json, so the server runs exactly what was evaluated.
 """
@@ -39,22 +39,22 @@ from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
 from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.generation.served.asked import FIELDS
+from triton_repo.generation.served.request import FIELDS
 from triton_repo.layout import VERSION, Served
 
 GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
-FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "outbox.py")
+FILES = ("model.py", "request.py", "answer.py", "engine.py", "opened.py", "outbox.py")
 STANDALONE = (chat_template, language_text, pieces)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model consists of besides `FILES` and `STANDALONE`."""
+    """Files of a model besides `FILES` and `STANDALONE`."""
 
     folder: str
-    """What its engine reads."""
+    """Folder that its engine reads."""
     files: tuple[str, ...]
     standalone: tuple[ModuleType, ...] = ()
     """Modules of `foundation.standalone`."""
@@ -120,10 +120,10 @@ def write_language_repository(
 
 def _proposals(model: Served) -> dict[str, Any]:
     """Returns the draft that proposes tokens to a model; empty without one."""
-    told = model.engine.get("speculation")
-    if told is None:
+    speculation = model.engine.get("speculation")
+    if speculation is None:
         return {}
-    return {"tokens": told["tokens"], "draft": told["file"] is not None, "properties": told["properties"]}
+    return {"tokens": speculation["tokens"], "draft": speculation["file"] is not None, "properties": speculation["properties"]}
 
 
 def _special(model: Served) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Asks a served language model texts and conversations, as its users do, and compares them with what Transformers reads.
+"""Sends texts and conversations to a served language model, as its users do, and compares tokens and answers with Transformers.
 
 The tokens of answers are compared elsewhere (`triton_repo.generation.check`), to prompts of token ids, which skip the server's tokenizer.
-Here the server is asked the same prompt twice, one request after the other:
+Here the server gets the same prompt twice, one request after the other:
 
     as text or messages    PROMPT_TOKENS and the answer of the server
     as token ids           the ids of Transformers for the same text, from the same folder
@@ -31,7 +31,7 @@ OWN_TEXTS = 8
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server answered."""
+    """Answer of the server."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -46,13 +46,13 @@ Ask = Callable[[Mapping[str, Any]], Reply]
 class Prompt:
     """A prompt in two spellings."""
 
-    given: Mapping[str, Any]
+    inputs: Mapping[str, Any]
     """`text` or `messages`."""
     ids: list[int]
 
 
 def check_texts(name: str, folder: Path, rows: Sequence[NDArray[np.int32]], most: int, *, chats: bool, ask: Ask) -> int:
-    """Asks a served model texts and conversations.
+    """Sends texts and conversations to a served model, and checks its answers.
 
     Args:
         name: Name of the model.
@@ -66,7 +66,7 @@ def check_texts(name: str, folder: Path, rows: Sequence[NDArray[np.int32]], most
         The number of prompts.
 
     Raises:
-        ServedWrong: One of them was read, or its answer written, otherwise than Transformers does; the message shows it.
+        ServedWrong: The server tokenizes a prompt or decodes an answer differently from Transformers; the message shows it.
     """
     tokenizer, count = load_tokenizer(str(folder)), 0
     for prompt in prompts(tokenizer, rows, chats=chats):
@@ -77,7 +77,8 @@ def check_texts(name: str, folder: Path, rows: Sequence[NDArray[np.int32]], most
 
 
 def prompts(tokenizer: Any, rows: Sequence[NDArray[np.int32]], *, chats: bool) -> Iterator[Prompt]:
-    """Yields what is asked: `PROBES`, texts of evaluation rows, and `CHATS` that the template takes, if the model takes conversations."""
+    """Yields the prompts: `PROBES`, texts of evaluation rows, and the `CHATS` that the template accepts, if the model takes
+    conversations."""
     chosen = [rows[at] for at in np.unique(np.linspace(0, len(rows) - 1, min(OWN_TEXTS, len(rows))).round().astype(int))]
     for text in (*PROBES, *(tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in chosen)):
         if "\0" not in text:
@@ -91,8 +92,8 @@ def prompts(tokenizer: Any, rows: Sequence[NDArray[np.int32]], *, chats: bool) -
 
 
 def _compare(name: str, prompt: Prompt, tokenizer: Any, ask: Ask) -> None:
-    by_text, by_ids = ask(prompt.given), ask({"ids": prompt.ids})
-    shown = f"{next(iter(prompt.given.values()))!r:.120}"
+    by_text, by_ids = ask(prompt.inputs), ask({"ids": prompt.ids})
+    shown = f"{next(iter(prompt.inputs.values()))!r:.120}"
     if (by_text.prompt_tokens, by_text.tokens) != (len(prompt.ids), by_ids.tokens):
         raise ServedWrong(
             f"model {name} in Triton: {shown} is read otherwise than Transformers reads it: {by_text.prompt_tokens} tokens answered with "

@@ -4,7 +4,7 @@
 
 It writes into its folder, and so refuses to run within a run folder. For each compute capability of the GPUs that serve it builds a plan,
 runs the golden rows through it (in batches and one by one) and compares the logits with the golden logits. Then it times the plan next to a
-plan of the float model in halves, and the processes that tokenize and label, which gives their number. The configurations are written last
+plan of the float model in 16 bits, and the processes that tokenize and label, which gives their number. The configurations are written last
 and only if every plan passes; without them Triton does not load the models. Plans of other machines stay listed if they come from the same
 graph, settings and TensorRT version, so one repository can serve several GPU types.
 
@@ -51,12 +51,12 @@ from tolerance import judge  # type: ignore[import-not-found]
 
 STAGING = "staging"
 ARTIFACT = "manifest.json"
-"""File next to this repository while it lies in the run that made it."""
+"""File next to this repository while it is in the run that made it."""
 SOME = "some attentions are no nodes of the graph: no kernel runs them"
 SINGLE_ROWS = 4
 """Rows of each bucket that also run one by one: some engines are correct only at batch 1, others only at larger batches."""
 PORTABLE = "ampere_plus"
-"""The hardware compatibility with which one plan serves every capability from 8.0 on."""
+"""Hardware compatibility level: one plan then serves every capability from 8.0 on."""
 
 
 class Refused(RuntimeError):
@@ -171,7 +171,7 @@ def both(root: Path, spec: Mapping[str, Any], trt: Any, capability: str, log: Ca
 
 
 def check(
-    root: Path, spec: Mapping[str, Any], trt: Any, device: Device, made: Mapping[str, Any], log: Callable[[str], None]
+    root: Path, spec: Mapping[str, Any], trt: Any, device: Device, build: Mapping[str, Any], log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Checks a plan on a GPU, and times it.
 
@@ -185,12 +185,12 @@ def check(
         PlanError: The plan does not load.
         Refused: Its logits are wrong.
     """
-    built, golden = made["built"], np.load(root / GOLDEN, allow_pickle=False)
+    built, golden = build["built"], np.load(root / GOLDEN, allow_pickle=False)
     plans = {"plan": Plan(trt, device, built.plan)}
     parity = compare(plans["plan"], golden, spec)
     layers = with_products(inspected_layers(plans["plan"].information()))
     precisions = gemm_precisions(layers, [*spec["gemms"], *(name for name in spec["int8_gemms"] if name not in spec["gemms"])])
-    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": made["reason"]}
+    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": build["reason"]}
     count = sum(precisions.get(name) == "int8" for name in spec["int8_gemms"])
     log(
         f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; "
@@ -198,11 +198,11 @@ def check(
     )
     if not parity["passed"]:
         raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
-    if made["rival"] is not None:
-        plans["rival"] = Plan(trt, device, made["rival"].plan)
+    if build["rival"] is not None:
+        plans["rival"] = Plan(trt, device, build["rival"].plan)
     times, refused = timed(plans, golden, spec, log)
     return {
-        "file": made["file"],
+        "file": build["file"],
         "sha256": hashlib.sha256(built.plan).hexdigest(),
         "onnx_sha256": spec["onnx_sha256"],
         "tensorrt": str(trt.__version__),
@@ -220,10 +220,10 @@ def check(
         "rows_per_s": plan_rate(times, golden),
         "rival": {
             "precision": spec["rival_precision"],
-            "sha256": None if made["rival"] is None else hashlib.sha256(made["rival"].plan).hexdigest(),
+            "sha256": None if build["rival"] is None else hashlib.sha256(build["rival"].plan).hexdigest(),
             "onnx_sha256": spec["rival_sha256"],
             "graphs": "rival" in plans and "rival" not in refused,
-            "reason": made["rival_reason"],
+            "reason": build["rival_reason"],
         },
     }
 
@@ -338,7 +338,7 @@ def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precis
 def measured(
     root: Path, spec: Mapping[str, Any], gpus: Mapping[int, tuple[str, int]], built: Mapping[str, Any], log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Returns what serves: `gpus` (`gpu`, `capability`, `instances`), `rows_per_s` of all of them, `cores`, and for `preprocess` and
+    """Returns the serving setup: `gpus` (`gpu`, `capability`, `instances`), `rows_per_s` of all of them, `cores`, and for `preprocess` and
     `postprocess` the `processes`, and the `rows_per_s` of one, None where the number is given.
 
     Raises:
@@ -357,7 +357,7 @@ def measured(
 
 
 def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable[[Any], Any], Sequence[Any]]]:
-    """Returns what `preprocess` and `postprocess` do with one row, and the golden rows to do it with.
+    """Returns the functions of `preprocess` and `postprocess` for one row, and the golden rows to time them with.
 
     Raises:
         Refused: The packages of the models are not installed.

@@ -47,9 +47,9 @@ class Serving:
     batch_sizes: tuple[int, ...]
     """Batch sizes that latency is measured at."""
     instances: int = 1
-    """Instances of the plan on each GPU, where `groups` does not say."""
+    """Instances of the plan on each GPU, unless `groups` gives them."""
     groups: tuple[GpuGroup, ...] | None = None
-    """Which GPUs serve; None: all that there are."""
+    """GPUs that serve; None: all of them."""
     max_queue_delay_us: int = 0
     """Maximum time in microseconds that a request waits for others to form a batch."""
     cuda_graphs: bool = True
@@ -64,7 +64,7 @@ class Serving:
 
     @property
     def graph_sizes(self) -> list[int]:
-        """Batch sizes that are recorded: powers of two below the maximum, and what is timed."""
+        """Batch sizes that are recorded: powers of two below the maximum, and the timed ones."""
         powers = {1 << power for power in range(self.max_batch_size.bit_length())}
         return sorted({*powers, *self.measured_sizes}) if self.cuda_graphs else []
 

@@ -9,7 +9,7 @@
             engine.py  plan.safetensors
             compress/  export/          the modules that engine.py imports, and those that they import
 
-What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it lies in the folder of the model.
+What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it is copied into the folder of the model.
 Kernels are compiled, tiles measured and passes recorded where the model starts, on its GPU: there is nothing to build, and nothing fits one
 GPU only.
 
@@ -83,10 +83,10 @@ def write_kernel_repository(
 
 
 def files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yields the Python files of a model, and where they lie in its folder.
+    """Yields the Python files of a model, and their places in its folder.
 
     Args:
-        root: Folder that the packages lie in.
+        root: Folder of the packages.
     """
     yield Path(__file__).with_name("kernels_model.py"), "model.py"
     yield root / "triton_repo" / "cpu_model.py", "cpu_model.py"

@@ -1,6 +1,6 @@
 """Measures what a GPU model repository serves, on the machine that serves: plans, and the processes before and behind them.
 
-    latency     of the plan and of its float rival in halves, in turns A B A B, rows on the GPU already: the whole batch, host time; as
+    latency     of the plan and of its float rival in 16 bits, in turns A B A B, rows on the GPU already: the whole batch, host time; as
                 CUDA graphs where Triton runs them so, and then of the plan kernel by kernel too
     rates       rows per second of one process that tokenizes (or decodes images), and of one that turns logits into labels
     processes   ceil(rows per second of all GPUs / rows per second of one process), at most one for each core

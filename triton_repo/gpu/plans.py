@@ -4,8 +4,8 @@
       README.md                        the commands, and what has never been run
       build_plans.py  tensorrt_plan.py  tensorrt_layers.py  cuda_driver.py  tolerance.py  measure_plans.py  plan_files.py
       model.onnx                       the graph
-      model_fused.onnx                 where its float part is in halves: the graph with attention as nodes, which is tried first
-      rival.onnx                       the float model in halves, which the plan is timed next to
+      model_fused.onnx                 where its float part is in 16 bits: the graph with attention as nodes, which is tried first
+      rival.onnx                       the float model in 16 bits, which the plan is timed next to
       golden.npz  rows.json            64 rows, preprocessed with their logits in torch fp32, and as they are
       gpu.json                         settings of build_plans.py
       preprocess.pbtxt  plan.pbtxt  postprocess.pbtxt     configurations, without what is known where the plans are built
@@ -65,7 +65,7 @@ class Rival:
     onnx: Path | None = None
     """Its half graph; None: there is none."""
     precision: str | None = None
-    """What it runs in: fp16 or bf16."""
+    """Its precision: fp16 or bf16."""
     reason: str | None = None
     """Why there is none."""
 
@@ -83,10 +83,10 @@ class Golden:
 
 @dataclass(frozen=True)
 class Plans:
-    """What is built, and how."""
+    """The plans to build, and their settings."""
 
     onnx: Path
-    """The float, Q/DQ or half graph. Beside a half graph may lie `<name>_fused.onnx`, the same with attention as nodes."""
+    """The float, Q/DQ or half graph. Next to a half graph may be `<name>_fused.onnx`, the same with attention as nodes."""
     rival: Rival = Rival(reason="no float model in halves was exported")
     gpu: Gpu = field(default_factory=Gpu)
     gemms: dict[str, int] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Triton Python model: turns rows into the input arrays of the plan. Runs inside the server, next to preprocess.py and its files.
 
-long_text.py lies there, too. Each request is preprocessed on its own and padded to the smallest bucket that holds its longest row, so that
+long_text.py is there, too. Each request is preprocessed on its own and padded to the smallest bucket that holds its longest row, so that
 the dynamic batcher of the plan finds requests of equal shape. A bad row fails only its own request.
 """
 

@@ -24,7 +24,7 @@ class Gpu(Config):
     """Settings of the model repository for TensorRT."""
 
     groups: Annotated[tuple[GpuGroup, ...], Field(min_length=1)] | None = None
-    """Which GPUs serve, and with how many instances. Default: every GPU that the container sees, each with `instances` of the stage."""
+    """GPUs that serve, and the number of instances on each. Default: every GPU that the container sees, with `instances` of the stage."""
     workspace_mb: Annotated[int, Field(ge=1)] | None = None
     """Most GPU memory in 10^6 bytes that a kernel may use while it runs. Default: all of it."""
     optimization_level: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -37,8 +37,8 @@ class Gpu(Config):
     refit: bool = False
     """Build plans whose weights can be replaced, which may cost speed."""
     cuda_graphs: bool = True
-    """Launch a batch as one CUDA graph, recorded for each bucket and for the batch sizes 1, 2, 4 and so on and those of the target; others
-    run kernel by kernel. Used where every plan can be recorded and then gives the golden answers, which is checked there."""
+    """Launch a batch as one CUDA graph, recorded for each bucket and for the batch sizes 1, 2, 4 and so on and `target.batch_sizes`; other
+    shapes run kernel by kernel. Used if every plan can be recorded and then gives the golden answers, which is checked on the GPU."""
     response_cache: bool = False
     """Answer a request that was answered before from Triton's cache; the server needs --cache-config."""
     preprocess_processes: Annotated[int, Field(ge=1, le=256)] | None = None

@@ -1,7 +1,7 @@
-"""Which of the exported builds the repository for TensorRT serves, and what it is timed against.
+"""Selects the exported build that the TensorRT repository serves, and the rival that it is timed against.
 
-build      the last variant: int8 if it was quantized, its float part in halves where the export chose so
-rival      the float model behind it, in halves: the graph that int8 has to beat on the same GPU
+build      the last variant: int8 if it was quantized, its float part in 16 bits where the export chose so
+rival      its float model in 16 bits: the graph that int8 has to beat on the same GPU
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Ma
 
 
 def rival(builds: Sequence[Mapping[str, Any]], build: Mapping[str, Any], root: Path) -> Rival:
-    """Returns the float model in halves that a build is timed against.
+    """Returns the float model in 16 bits that a build is timed against.
 
     Args:
         builds: The builds in export.json.

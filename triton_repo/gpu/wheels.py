@@ -1,4 +1,4 @@
-"""The packages of the Python models of a GPU repository, as wheels that lie in the deployed folder: its containers need no network.
+"""The packages of the Python models of a GPU repository, as wheels in the deployed folder: its containers need no network.
 
     requirements.txt (exact versions, sha256) -> pip download -> cache -> DIR/model_repository*/wheels/
 

@@ -53,7 +53,7 @@ _ERRORS = (InferenceServerException, aiohttp.ClientError, OSError, ValueError)  
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     protocol: Protocol
     place: str
@@ -248,7 +248,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _contents(result: Any) -> Iterator[bytes]:
-    """Yields what an answer over HTTP says: name, shape and values of each output."""
+    """Yields name, shape and values of each output of an HTTP answer."""
     for output in result.get_response().get("outputs", []):
         values = result.as_numpy(output["name"])
         yield f"{output['name']} {values.dtype} {values.shape} ".encode()

@@ -22,11 +22,11 @@ from triton_repo.load.settings import Load
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 MOST_CPU = 0.8
-"""Share of a core above which the generator may be what limits the rate: its event loop has one thread."""
+"""Share of a core above which the generator may limit the rate: its event loop has one thread."""
 LATE_MS, LATE_SHARE = 1.0, 0.1
 """A p99 of the lag is worth a warning above both: milliseconds, and share of the p99 of the latency."""
 KEPT_UP = 0.9
-"""Share of the requests that were due per second below which the server did not keep up."""
+"""Share of the due requests per second below which the server did not keep up."""
 COLUMNS = {
     "load": 16,
     "asked/s": 9,
@@ -94,34 +94,34 @@ def figures(samples: Samples, load: Load, changed: int = 0) -> dict[str, Any]:
     return {**found, "warnings": list(warnings(found))}
 
 
-def warnings(found: Mapping[str, Any]) -> Iterator[str]:
+def warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yields a line for everything that a reader of the latencies must know."""
-    if found["cpu_share"] > MOST_CPU:
-        yield f"the generator used {found['cpu_share']:.2f} of a core: it was the limit itself, or close to it; use a lower rate"
-    lag, slow = (about["p99"] or about["max"] or 0.0 for about in (found["lag_ms"], found["latency_ms"]))
+    if figures["cpu_share"] > MOST_CPU:
+        yield f"the generator used {figures['cpu_share']:.2f} of a core: it was the limit itself, or close to it; use a lower rate"
+    lag, slow = (about["p99"] or about["max"] or 0.0 for about in (figures["lag_ms"], figures["latency_ms"]))
     if lag > max(LATE_MS, LATE_SHARE * slow):
-        effect = "which these latencies contain" if found["loop"] == "open" else "so that answers were read late"
+        effect = "which these latencies contain" if figures["loop"] == "open" else "so that answers were read late"
         yield (
             f"the generator was late by {lag:.1f} ms (p99; the latency's p99 is {slow:.1f} ms), {effect}; let it run on another machine, "
             "or use a lower rate"
         )
-    if found["shed"]:
+    if figures["shed"]:
         yield (
-            f"{found['shed']} of {found['n']} requests were not sent, because {found['outstanding']} were under way; the latencies leave "
-            "out these, which would have waited longest"
+            f"{figures['shed']} of {figures['n']} requests were not sent, because {figures['outstanding']} were under way; the latencies "
+            "leave out these, which would have waited longest"
         )
-    for kind, about in found["errors"].items():
+    for kind, about in figures["errors"].items():
         if about["n"]:
-            yield f"{kind.replace('_', ' ')}: {about['n']} of {found['n']} requests, first: {about['first']}"
-    if found["changed"]:
+            yield f"{kind.replace('_', ' ')}: {about['n']} of {figures['n']} requests, first: {about['first']}"
+    if figures["changed"]:
         yield (
-            f"{found['changed']} answers differed from the first one to the same request: the model is not deterministic, or another "
+            f"{figures['changed']} answers differed from the first one to the same request: the model is not deterministic, or another "
             "version of it answered"
         )
-    due_per_s = found["n"] / found["seconds"]
-    if found["loop"] == "open" and found["throughput_per_s"] < KEPT_UP * due_per_s:
+    due_per_s = figures["n"] / figures["seconds"]
+    if figures["loop"] == "open" and figures["throughput_per_s"] < KEPT_UP * due_per_s:
         yield (
-            f"{found['throughput_per_s']:.1f} of {due_per_s:.1f} requests/s that were due were answered: the server did not keep up, or "
+            f"{figures['throughput_per_s']:.1f} of {due_per_s:.1f} requests/s that were due were answered: the server did not keep up, or "
             "the test was short; latencies then grow with the length of the test"
         )
 
@@ -131,19 +131,19 @@ def header() -> str:
     return _row(list(COLUMNS))
 
 
-def line(found: Mapping[str, Any]) -> str:
+def line(figures: Mapping[str, Any]) -> str:
     """Returns the line of a load."""
-    closed, errors = found["rate"] is None, found["errors"]
+    closed, errors = figures["rate"] is None, figures["errors"]
     return _row(
         (
-            f"concurrency {found['concurrency']}" if closed else f"rate {found['rate']:g}",
-            None if closed else f"{found['rate']:.1f}",
-            *(f"{found[key]:.1f}" for key in ("sent_per_s", "throughput_per_s", "rows_per_s")),
-            *(None if value is None else f"{value:.2f}" for value in found["latency_ms"].values()),
+            f"concurrency {figures['concurrency']}" if closed else f"rate {figures['rate']:g}",
+            None if closed else f"{figures['rate']:.1f}",
+            *(f"{figures[key]:.1f}" for key in ("sent_per_s", "throughput_per_s", "rows_per_s")),
+            *(None if value is None else f"{value:.2f}" for value in figures["latency_ms"].values()),
             *(str(errors[kind]["n"]) for kind in ERRORS),
-            str(found["shed"]),
-            None if found["lag_ms"]["p99"] is None else f"{found['lag_ms']['p99']:.2f}",
-            f"{100 * found['cpu_share']:.0f} %",
+            str(figures["shed"]),
+            None if figures["lag_ms"]["p99"] is None else f"{figures['lag_ms']['p99']:.2f}",
+            f"{100 * figures['cpu_share']:.0f} %",
         )
     )
 

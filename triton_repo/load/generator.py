@@ -3,7 +3,7 @@
     open     due_i from a schedule; sent at due_i, whatever became of earlier ones      latency_i = answered_i - due_i
     closed   N workers; each sends the next when it has its answer                      latency_i = answered_i - sent_i
 
-In the open loop latency counts from the moment at which a request was *due*. A server that stands still for half a second delays every
+In the open loop latency counts from the moment at which a request was *due*. A server that stalls for half a second delays every
 request that was due in this time, and each counts. A generator that waits for answers before it sends more, and counts from the sending,
 sees the stall once: the requests that it should have sent meanwhile are missing from its figures (coordinated omission). The closed loop is
 such a generator. It answers another question: how fast is a server that always has N requests to work on.
@@ -46,7 +46,7 @@ Send = Callable[[int], Awaitable[Failure | None]]
 
 @dataclass
 class Samples:
-    """What happened to each request, in the order in which they ended; times in seconds since the start."""
+    """Outcome of each request, in the order of their ends; times in seconds since the start."""
 
     due: list[float] = field(default_factory=list)
     """Closed loop: when it was sent."""
@@ -56,7 +56,7 @@ class Samples:
     first: dict[Kind, str] = field(default_factory=dict)
     """The first message of each kind of error."""
     lag: list[float] = field(default_factory=list)
-    """Seconds by which the generator was late."""
+    """Delay of the generator in seconds."""
     start: float = 0.0
     """Start on the clock of the event loop."""
     under_way: int = 0
@@ -66,7 +66,7 @@ class Samples:
     """How long requests were sent."""
 
     def add(self, due: float, ended: float, failure: Failure | None) -> None:
-        """Notes a request."""
+        """Records a request."""
         self.due.append(due)
         self.ended.append(ended)
         self.kinds.append("answered" if failure is None else failure.kind)

@@ -30,7 +30,7 @@ class GeneratorError(RuntimeError):
 
 
 def examine(address: Address, model: str | None = None) -> Model:
-    """Returns the model of a server that is to be measured: the one of this name, or the only one that is ready.
+    """Returns the model of a server to measure: the one of this name, or the only ready one.
 
     Raises:
         InputError: The server cannot be reached, there is no such model, or its inputs differ from our models'.
@@ -44,7 +44,7 @@ def load_test(
     model: Model,
     rows: Sequence[Row],
     loads: Sequence[Load],
-    said: Callable[[Mapping[str, Any]], None] = lambda found: None,
+    on_result: Callable[[Mapping[str, Any]], None] = lambda found: None,
 ) -> list[dict[str, Any]]:
     """Sends each load to a server, one after the other.
 
@@ -53,7 +53,7 @@ def load_test(
         model: The model, from `examine`.
         rows: n rows to send: texts, pairs of texts encoded images or sounds, as the model reads them.
         loads: The loads.
-        said: Called with the figures of each as it ends.
+        on_result: Called with the figures of each load as it ends.
 
     Returns:
         For each load its figures (`triton_repo.load.figures.figures`), `prepared` (different requests that were sent in turn) and
@@ -71,7 +71,7 @@ def load_test(
         for load in loads:
             job = {"server": address.place, "protocol": address.protocol, "model": model.name, "rows": str(file), "load": asdict(load)}
             results.append(_ask(job))
-            said(results[-1])
+            on_result(results[-1])
     return results
 
 

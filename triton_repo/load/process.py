@@ -1,14 +1,14 @@
 """The process of the generator: `python -m triton_repo.load.process JOB`, a JSON object. Prints one JSON object: the answer, or `problems`.
 
-A process of its own shares no interpreter with whoever asked for the load, so that nothing else delays its event loop, and its time of the
-processor belongs to the generator alone.
+A separate process shares no interpreter with the caller, so that nothing else delays its event loop, and its time of the
+processor belongs only to the generator.
 
     {"server", "protocol", "model"}        finds the model: {"model", "inputs"}
     {..., "rows": FILE, "load": {...}}     sends the load: figures and {"model", "prepared", "row_bytes"}
 
 Rows come in one random order, again and again, each row once in a round, so that a long load has the lengths of the data. A request of k
 rows holds the next k; the last one of a round is filled up from the front. Before the measurement the load runs for a short time uncounted:
-connections are opened, and what an earlier load has left in the queue of the server is worked off, because the first request is awaited.
+connections are opened, and the first request is awaited, so that the server's queue is empty of an earlier load.
 """
 
 from __future__ import annotations

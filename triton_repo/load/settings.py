@@ -1,4 +1,4 @@
-"""What a load is: open or closed, how much of it, for how long."""
+"""Settings of a load: open or closed loop, its size, its duration."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Confirmation(Generic[P]):
-    """What the turns gave."""
+    """Results of the turns."""
 
     proposed: P
     own_rates: tuple[float, ...]

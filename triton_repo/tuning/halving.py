@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 KEPT = 3
-"""One in so many goes on to the next round, where it is measured so many times as long."""
+"""One in so many is promoted to the next round, where it is measured so many times as long."""
 FINALISTS = 3
 
 
 class Rated(Protocol):
-    """What a measurement gave."""
+    """Result of a measurement."""
 
     @property
     def rate(self) -> float:
-        """What is to be large."""
+        """The value to maximize."""
 
 
 P = TypeVar("P")

@@ -1,4 +1,4 @@
-"""What a running server answers under rising load: the most rows per second of the loads whose p99 is within a limit."""
+"""Measures a server under rising load: the most rows per second among the loads whose p99 is within a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SATURATED = 0.95
-"""Share of the largest rate from which a load counts as saturating."""
+"""Share of the largest rate from which on a load counts as saturating."""
 GAIN = 1.02
 """A load that answers less than this times as many rows as the one before is the last: more requests only wait longer."""
 Ask = Callable[[int], Mapping[str, Any]]
@@ -33,7 +33,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a server answers."""
+    """Throughput and latency of a server at each load."""
 
     levels: tuple[Level, ...]
     limit_ms: float | None
@@ -49,12 +49,12 @@ class Loaded:
         return 0.0 if self.best is None else self.best.rows_per_s
 
 
-def level_of(found: Mapping[str, Any]) -> Level:
+def level_of(figures: Mapping[str, Any]) -> Level:
     """Returns one load from its figures."""
-    latency = found["latency_ms"]
+    latency = figures["latency_ms"]
     tail = latency["max"] if latency["p99"] is None else latency["p99"]
-    errors = sum(about["n"] for about in found["errors"].values())
-    return Level(found["concurrency"], found["rows_per_s"], latency["p50"], tail, errors)
+    errors = sum(about["n"] for about in figures["errors"].values())
+    return Level(figures["concurrency"], figures["rows_per_s"], latency["p50"], tail, errors)
 
 
 def loaded(ask: Ask, concurrency: Iterable[int], limit_ms: float | None) -> Loaded:

@@ -27,7 +27,7 @@ class Tune(Config):
     """Times that the best settings and the recipe's are measured anew, in turns, each three times as long as in the first round.
     The best ones are taken if they are faster by the whole 95 % interval of the ratio; more repeats show smaller gains."""
     instances: Counts | None = None
-    """Processes to try. null: 1 and the threads of the target, and what lies between in powers of two."""
+    """Processes to try. null: powers of two from 1 to the threads of the target."""
     max_batch_size: Counts | None = None
     """Largest batches to try. null: 1, the recipe's, and four times the recipe's."""
     max_queue_delay_us: Delays = (0, 1000, 5000)

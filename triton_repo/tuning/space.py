@@ -1,4 +1,4 @@
-"""The settings that are tried: processes, threads of each, largest batch, and how long a request waits for others.
+"""The search space: processes, threads of each, largest batch, and how long a request waits for others.
 
     instances x threads is the number of threads of the target, rounded down: processes that share cores with each other wait for them
     a batch of 1 merges nothing, so nothing waits for it: its delay is always 0
@@ -33,7 +33,7 @@ def points(tune: Tune, own: Point, cores: int) -> list[Point]:
     """Returns the points to try, without repetition: `own` first, then in a fixed order.
 
     Args:
-        tune: What the recipe asks for.
+        tune: Settings of the search in the recipe.
         own: The settings of the recipe itself.
         cores: Threads of the target.
     """

@@ -3,8 +3,8 @@
     points -> successive halving over measured load -> the best point, next to the settings of the recipe on new measurements in turns
            -> the best point if it is faster by the whole interval, else the settings of the recipe
 
-A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or the p99 of its
-own settings where they are saturated: then more rows are answered at no later time.
+A tried repository has no limits of its queue: a refused request would not count as an answer. The limit of the p99 is the recipe's, or the
+p99 of its own settings where they are saturated: then more rows are answered at no later time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Measure = Callable[[Point, float, float | None], Loaded]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the search found."""
+    """Result of the search."""
 
     best: Point
     own: Point
@@ -114,12 +114,12 @@ def describe(point: Point) -> str:
     )
 
 
-def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
+def search(tune: Tune, points: Sequence[Point], measure: Measure) -> Tuned:
     """Searches.
 
     Args:
         tune: What the recipe asks for.
-        found: The points, the settings of the recipe first.
+        points: The points, the settings of the recipe first.
         measure: Measures one.
 
     Raises:
@@ -127,16 +127,16 @@ def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
     """
     limit_ms = tune.p99_ms
     if limit_ms is None:
-        saturated = saturation(measure(found[0], tune.seconds, None).levels)
+        saturated = saturation(measure(points[0], tune.seconds, None).levels)
         if saturated is None or saturated.p99_ms is None:
             raise InputError("triton_repo.tune", "the settings of the recipe give errors under every load that it asks for")
         limit_ms = NOISE * saturated.p99_ms
-    trials = halve(found, lambda point, seconds: measure(point, seconds, limit_ms), tune.seconds)
+    trials = halve(points, lambda point, seconds: measure(point, seconds, limit_ms), tune.seconds)
     if trials[0].measured.best is None:
         fastest = min((level.p99_ms for trial in trials for level in trial.measured.levels if level.p99_ms is not None), default=None)
         reached = "no request was answered" if fastest is None else f"the smallest p99 was {fastest:.1f} ms"
         raise InputError("triton_repo.tune.p99_ms", f"{limit_ms:g} given", f"no setting stays within it ({reached})", "give more")
-    own, proposed, confirmation = found[0], trials[0].point, None
+    own, proposed, confirmation = points[0], trials[0].point, None
     if proposed != own:
         confirmation = confirm(own, proposed, lambda point: measure(point, KEPT * tune.seconds, limit_ms), tune.repeats)
     best = proposed if confirmation is not None and confirmation.taken else own

@@ -1,7 +1,7 @@
 """Layout of the scatter plot: positions of points, whiskers, ticks and labels in pixels. The template draws them as SVG.
 
 The latency axis is logarithmic, because ratios matter. A label takes the one of 32 places around its point that overlaps least with
-markers, whiskers and the labels placed before it. A point whose name has no room gets a number, and its name stands in the key below.
+markers, whiskers and the labels placed before it. A point whose name has no room gets a number, and its name is in the key below.
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ class _Frame:
         return cls(52.0, width - 14.0, 14.0, height - 42.0, x_low, x_high, low - pad, high + pad, higher_is_better)
 
     def x(self, value: float) -> float:
-        """Returns where a latency lies, in pixels from the left; the axis is logarithmic."""
+        """Returns the position of a latency, in pixels from the left; the axis is logarithmic."""
         return self.left + (self.right - self.left) * math.log(value / self.x_low) / math.log(self.x_high / self.x_low)
 
     def y(self, value: float) -> float:
-        """Returns where a value of the metric lies, in pixels from the top; better is higher."""
+        """Returns the position of a metric value, in pixels from the top; better is higher."""
         share = (value - self.low) / (self.high - self.low)
         return self.bottom - (self.bottom - self.top) * (share if self.higher_is_better else 1 - share)
 
@@ -276,7 +276,7 @@ def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
 
 
 def position(value: float, low: float, high: float) -> float:
-    """Returns where `value` lies between `low` and `high`, in percent, clipped to 0..100."""
+    """Returns the position of `value` between `low` and `high`, in percent, clipped to 0..100."""
     return 50.0 if high <= low else round(min(100.0, max(0.0, 100 * (value - low) / (high - low))), 2)
 
 

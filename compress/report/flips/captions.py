@@ -32,7 +32,7 @@ class CaptionFlips:
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the row that each image or caption finds first [n]; of a caption that occurred before, its own row."""
         answers = np.arange(len(logits))
-        answers[self.rows] = self.rows[self.labels[self.rows].found(logits[self.rows], 1)[:, 0]]
+        answers[self.rows] = self.rows[self.labels[self.rows].nearest(logits[self.rows], 1)[:, 0]]
         return answers
 
     def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:

@@ -21,7 +21,7 @@ class RowFlips:
     labels: Labels
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the class of each row [n]; 0 where answers are no classes, so that nothing flips."""
+        """Returns the class of each row [n]; 0 where answers are not classes, so that nothing flips."""
         found = self.labels.choices(logits)
         return np.zeros(len(logits), np.int64) if found is None else found[0]
 

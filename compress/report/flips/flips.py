@@ -14,7 +14,7 @@ from compress.report.evaluations import evaluations
 from compress.report.flips.captions import CaptionFlips
 from compress.report.flips.classes import RowFlips
 from compress.report.flips.ordered import FirstFlips
-from compress.report.flips.searched import FoundFlips
+from compress.report.flips.searched import RetrievalFlips
 from compress.report.flips.sets import SetFlips
 from compress.report.flips.spans import SpanFlips
 from compress.report.flips.tags import TagFlips
@@ -41,7 +41,7 @@ from foundation.labels.zero_shot import ImagesAndTexts
 
 
 class Flips(Protocol):
-    """What the class in each file of this room gives; it is made from the data of a run and their evaluation labels."""
+    """Interface of the class in each file of this folder; it is made from the data of a run and their evaluation labels."""
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
@@ -54,7 +54,7 @@ DESCRIBED_BY: Mapping[type[Labels], Callable[[Run, Data, Any], Flips]] = {
     Candidates: lambda run, data, labels: FirstFlips(data, labels),
     Captions: lambda run, data, labels: CaptionFlips(data, labels),
     ImagesAndTexts: lambda run, data, labels: NearestClassFlips(data, labels),
-    Judged: lambda run, data, labels: FoundFlips(data, labels),
+    Judged: lambda run, data, labels: RetrievalFlips(data, labels),
     LabelSets: lambda run, data, labels: SetFlips(data, labels),
     Spans: lambda run, data, labels: SpanFlips(data, labels),
     Tags: lambda run, data, labels: TagFlips(data, labels),

@@ -1,4 +1,4 @@
-"""Flips of candidates that are put in order: which one comes first."""
+"""Flips of rankings: another candidate comes first."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from foundation.labels.relevance import Judged, nearest
 from foundation.standalone.preprocess import Row
 
 
-class FoundFlips:
+class RetrievalFlips:
     """Describes the flip of one query: another document is now the first that is found for it.
 
     Documents that occur more than once count once: which of two equal vectors is nearer is chance.

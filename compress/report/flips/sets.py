@@ -1,4 +1,4 @@
-"""Flips of labels of which any number may hold: one for each label of a row that is found by one backend alone."""
+"""Flips of multi-label rows: one for each label that only one of two backends predicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SetFlips:
     labels: LabelSets
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns whether each label holds, 0 or 1 [n, C]."""
+        """Returns whether each label is predicted, 0 or 1 [n, C]."""
         return np.asarray((logits > 0).astype(np.int64))
 
     def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:

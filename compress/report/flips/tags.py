@@ -19,7 +19,7 @@ class TagFlips:
     labels: Tags
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the tag of each word, `NO_WORD` behind the last one [n, L]."""
+        """Returns the tag of each word, `NO_WORD` after the last one [n, L]."""
         return choices(logits)
 
     def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""Flips of texts that are spoken: one for each sound that is read as another text."""
+"""Flips of transcripts: one for each sound that is transcribed differently."""
 
 from __future__ import annotations
 

@@ -19,18 +19,18 @@ class Agreement(Document):
 
 
 class CacheCost(Document):
-    """What a cache in less than `float_precision` costs."""
+    """Cost of a cache in less than `float_precision`."""
 
     metrics: Metrics = Field(default_factory=dict)
     """Every metric of the same engine with a cache in `float_precision`."""
     change: Drop = Drop()
-    """What the primary metric lost by the cache."""
+    """Loss of the primary metric by the cache."""
     tokens: Tokens = Tokens()
     """Greedy answers compared with those with such a cache."""
 
 
 class Speculation(Document):
-    """What tokens that are proposed to an engine do."""
+    """Effect of the tokens that are proposed to an engine."""
 
     draft: str | None = None
     """Build that proposes tokens; null: the text itself does (prompt look-up)."""
@@ -72,8 +72,8 @@ class Answer(Document):
     agreement: Agreement = Agreement()
     """Greedy answers compared with torch."""
     cache_cost: CacheCost | None = None
-    """What its cache costs; null where the cache is in `float_precision`."""
+    """Cost of its cache; null if the cache is in `float_precision`."""
     speeds: tuple[Speed, ...] = ()
     """Its speeds, one for each load."""
     speculation: Speculation | None = None
-    """What proposed tokens do; null where none are."""
+    """Effect of proposed tokens; null without them."""

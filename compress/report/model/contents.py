@@ -42,7 +42,7 @@ class JudgedMetric(Document):
     higher_is_better: bool | None = None
     """False for perplexity and error rates."""
     chance: Number | None = None
-    """What a model gets that knows nothing: a limit that it keeps is not judged (`foundation.measure.chance`)."""
+    """Score of a model that ignores its input: limits that it meets are not judged (`foundation.measure.chance`)."""
 
 
 class Target(Document):
@@ -96,7 +96,7 @@ class Integrity(Document):
     files: tuple[File, ...] = ()
     """The files of the run."""
     model_repository: str | None = None
-    """Where the link `model_repository` leads; null without one."""
+    """Target of the link `model_repository`; null without one."""
     page_sha256: str | None = None
     """sha256 of the `report.html` written with this file."""
 
@@ -109,7 +109,7 @@ class EvaluationRows(Document):
     in_train: int | None = None
     """Evaluation rows that are trained on: `data.keep_evaluation_rows`."""
     sha256: str | None = None
-    """Digest of the contents and labels of the evaluation rows, in order: runs in which it is the same are compared row by row."""
+    """Digest of the contents and labels of the evaluation rows, in order: runs with the same digest are compared row by row."""
 
 
 class Split(Document):
@@ -120,7 +120,7 @@ class Split(Document):
     rows: int | None = None
     """Rows of the split."""
     longest: int | None = None
-    """Tokens of its longest text, before anything is cut; null where rows are no texts of their own."""
+    """Tokens of its longest text, before anything is cut; null where rows are not texts of their own."""
     truncated: int | None = None
     """Rows that are longer than `data.max_length`; null where nothing is cut, or it was cut before."""
 
@@ -153,7 +153,7 @@ class Machine(Document):
 
 
 class Timings(Document):
-    """What the latencies are worth."""
+    """How reliable the latencies are."""
 
     rows: int = 0
     """Latencies of the run."""
@@ -206,9 +206,9 @@ class Ranked(Configuration):
     metric: Number | None = None
     """The primary metric in its engine."""
     size_bytes: int | None = None
-    """What the engine loads, bytes."""
+    """Bytes of the files that the engine loads."""
     time_ms: Number | None = None
-    """What it was ordered by, ms: see `target.serve`; null where that was not measured."""
+    """Time that it was ranked by, ms: see `target.serve`; null if it was not measured."""
     missed: tuple[str, ...] = ()
     """Goals that it misses."""
 
@@ -217,11 +217,11 @@ class Served(Configuration):
     """The configuration that is served."""
 
     size_bytes: int | None = None
-    """What the engine loads, bytes; null where it was not built."""
+    """Bytes of the files that the engine loads; null if it was not built."""
     accuracy: dict[Backend, Accuracy] | None = None
     """The primary metric of exactly this configuration."""
     drops: dict[Backend, Drop] = Field(default_factory=dict)
-    """What it lost against the baseline in torch."""
+    """Loss against the baseline in torch."""
     metrics: dict[Backend, Metrics] = Field(default_factory=dict)
     """Every metric of exactly this configuration."""
     reason: str | None = None
@@ -258,16 +258,16 @@ class ClassRow(Document):
     n: int | None = None
     """Evaluation rows (entities) that have it."""
     baseline: ClassFigures | None = None
-    """Of the baseline in torch."""
+    """Value of the baseline in torch."""
     served: ClassFigures | None = None
-    """Of the served configuration in that backend."""
+    """Value of the served configuration in that backend."""
 
 
 class Classes(Document):
     """Figures of every class."""
 
     backend: str | None = None
-    """Where the served configuration answered; null where nothing is served."""
+    """Backend in which the served configuration answered; null if nothing is served."""
     majority: Majority | None = None
     """The most frequent class; null for sets of labels and for entities."""
     rows: tuple[ClassRow, ...] = ()
@@ -300,7 +300,7 @@ class Flip(Document):
     right_after: bool | None = None
     """Whether the answer after is."""
     input: Any = None
-    """What the model read: a text, or a list of two; of images and sounds their size. Cut at 2,000."""
+    """Input of the model: a text, or a list of two; for images and sounds their size. Cut at 2,000 characters."""
 
 
 class Goal(Document):
@@ -360,7 +360,7 @@ class Contents(Document):
     stages: tuple[Stage, ...] = ()
     """The steps of the run."""
     triton: Triton = Triton()
-    """What Triton serves."""
+    """Models that Triton serves."""
     flips: int | None = None
     """Lines of `flips.jsonl`: predictions that changed between two backends; null without that file."""
     warnings: tuple[str, ...] = ()
@@ -374,13 +374,13 @@ class Contents(Document):
     evaluation_rows: EvaluationRows = EvaluationRows()
     """Rows that train and evaluation had in common; absent in runs of a version that did not write it."""
     data: tuple[Split, ...] = ()
-    """Rows of each split; absent likewise."""
+    """Rows of each split; absent in the same cases."""
     timings: Timings | None = None
-    """What the latencies are worth. Only where the machine was watched."""
+    """How reliable the latencies are. Only if the machine was watched."""
     windows: Windows | None = None
     """Only where long texts are read in windows."""
     served: Served | None = None
-    """What is served, on which goals are judged; null where no engine was built."""
+    """The served configuration, by which goals are judged; null if no engine was built."""
     classes: Classes | None = None
     """Figures of every class; absent without classes."""
     flipped_rows: tuple[Flip, ...] = ()
@@ -388,4 +388,4 @@ class Contents(Document):
     goals: tuple[Goal, ...] = ()
     """The goals of the recipe."""
     findings: tuple[Goal, ...] = ()
-    """What is judged although the recipe sets no such goal: `int8_faster`. No goal is missed by it."""
+    """Judgements without a goal in the recipe: `int8_faster`. They count as no missed goal."""

@@ -23,7 +23,7 @@ class TimedAccuracy(Document):
     low: Number | None = None
     """Lower end of its 95 % interval; absent where only the value is known."""
     high: Number | None = None
-    """Upper end of its 95 % interval; absent likewise."""
+    """Upper end of its 95 % interval; absent in the same cases."""
     n: int | None = None
     """Rows of that evaluation."""
 
@@ -62,7 +62,7 @@ class StoredVectors(Document):
     value: Number | None = None
     """Primary metric of the vectors as `int8` or `binary` codes."""
     difference: Number | None = None
-    """What it lost against the float vectors of the baseline in torch."""
+    """Loss against the float vectors of the baseline in torch."""
     low: Number | None = None
     """Lower end of its 95 % interval."""
     high: Number | None = None
@@ -76,7 +76,7 @@ class StoredVectors(Document):
     bytes: int | None = None
     """Bytes of a stored vector."""
     scale: Number | None = None
-    """What an int8 code is multiplied by; null for bits."""
+    """Scale of the int8 codes; null for bits."""
 
 
 class Vectors(Document):
@@ -132,7 +132,7 @@ class Variant(Document):
     accuracy: dict[Backend, Accuracy] = Field(default_factory=dict)
     """The primary metric in every backend of the run."""
     drops: dict[Backend, Drop] = Field(default_factory=dict)
-    """What every backend lost against the baseline in torch."""
+    """Loss of every backend against the baseline in torch."""
     latency: tuple[Latency, ...] = ()
     """Measured latencies; the recommended mode of a shape comes first."""
     vectors: dict[Backend, Vectors] | None = None
@@ -140,7 +140,7 @@ class Variant(Document):
     parity: Parity | None = None
     """How far its main engine is from torch; null where none was compared."""
     divided: Divided | None = None
-    """Of a variant that `export.tensor_parallel` divided; null for others."""
+    """Figures of a variant that `export.tensor_parallel` divided; null for others."""
     answers: tuple[Answer, ...] = ()
     """Its engines that answer prompts."""
     quantization: Figures | None = None

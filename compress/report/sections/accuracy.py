@@ -160,7 +160,7 @@ def ledger(report: Contents, decision: Decision) -> View:
 
 
 def _served_row(decision: Decision, served: Served, backends: Sequence[str], scale: tuple[float, float]) -> View:
-    """Returns the row of exactly what is served: variants stand with the recommended mode of each engine."""
+    """Returns the row of exactly the served configuration: variants are listed with the recommended mode of each engine."""
     absent = Accuracy(value=None, reason="what is served does not run there")
     cells = [
         cell_of(decision.accuracy.get(one, absent), decision.drops.get(one, Drop()), decision.metric, scale, decision.before.value)
@@ -227,7 +227,7 @@ def other_metrics(report: Contents, decision: Decision) -> View:
 
 
 def stored(report: Contents) -> list[View]:
-    """Returns what the vectors of each variant, in the last backend that has them, are worth in an index: one row for each form."""
+    """Returns the quality of each variant's vectors in an index, one row for each stored form; from the last backend that has them."""
     metric, rows = report.metric.name, []
     for variant in report.variants:
         vectors = variant.vectors or {}

@@ -1,4 +1,4 @@
-"""What is served in the report: the configurations that competed, with what each was judged by."""
+"""The section on the served model: the configurations that competed, and the figures that decided."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compress.report.view import View
 
 
 def choice(decision: Decision) -> View | None:
-    """Returns what is served, why, and the rows of those that competed, the served one first; None where no engine was built."""
+    """Returns the served configuration, the reason, and the rows of all competitors, the served one first; None if no engine was built."""
     if decision.served is None:
         return None
     rows = [

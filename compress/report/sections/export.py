@@ -57,17 +57,17 @@ def parity(report: Contents) -> list[View]:
     return [_parity(variant.id, variant.parity) for variant in report.variants if variant.parity is not None]
 
 
-def _parity(variant: str, found: Parity) -> View:
-    layers = found.layers
+def _parity(variant: str, parity: Parity) -> View:
+    layers = parity.layers
     return {
         "id": variant,
-        "engine": engine_name(found.engine) if found.engine else None,
-        "state": "open" if found.passed is None else "met" if found.passed else "missed",
-        "disagreements": or_unmeasured(found.disagreements),
-        "limit": found.limit,
-        "n": found.n,
-        "median": or_unmeasured(found.median_abs, ".4f"),
-        "maximum": or_unmeasured(found.max_abs, ".3f"),
+        "engine": engine_name(parity.engine) if parity.engine else None,
+        "state": "open" if parity.passed is None else "met" if parity.passed else "missed",
+        "disagreements": or_unmeasured(parity.disagreements),
+        "limit": parity.limit,
+        "n": parity.n,
+        "median": or_unmeasured(parity.median_abs, ".4f"),
+        "maximum": or_unmeasured(parity.max_abs, ".3f"),
         "layers": f"{len(layers)} layers" if layers else NOT_MEASURED,
         "codes": f"{sum(layer.codes or 0 for layer in layers):,}",
         "different": f"{sum(layer.different or 0 for layer in layers):,}",

@@ -1,4 +1,4 @@
-"""Engines that answer prompts in the report: what they answer compared with the baseline, how fast, and how that grows with streams."""
+"""The section on engines that answer prompts: their answers compared with the baseline, their speed, and how it scales with streams."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _served(model: TritonModel, tokens: Tokens) -> View:
     }
 
 
-def _proposals(name: str, told: Speculation) -> View:
-    """Returns what proposed tokens did to one engine: how many were accepted, and the speed with and without them."""
+def _proposals(name: str, figures: Speculation) -> View:
+    """Returns the effect of proposed tokens in one engine: how many were accepted, and the speed with and without them."""
     return {
         "name": name,
-        "what": f"{told.draft or 'the text'} proposes {told.tokens} tokens",
-        "accepted": _accepted(told),
-        "step": f"{told.tokens_per_step:.2f}",
-        "same": f"{told.compared.identical} of {told.compared.prompts}",
+        "what": f"{figures.draft or 'the text'} proposes {figures.tokens} tokens",
+        "accepted": _accepted(figures),
+        "step": f"{figures.tokens_per_step:.2f}",
+        "same": f"{figures.compared.identical} of {figures.compared.prompts}",
         "rows": [
             {
                 "streams": row.streams,
@@ -72,14 +72,14 @@ def _proposals(name: str, told: Speculation) -> View:
                 "rate": f"{row.tokens_per_s:.1f}",
                 "gain": phrases.ratio(row.tokens_per_s / row.tokens_per_s_alone),
             }
-            for row in sorted(told.speeds, key=lambda row: row.streams)
+            for row in sorted(figures.speeds, key=lambda row: row.streams)
         ],
     }
 
 
-def _accepted(told: Speculation | ProposedSpeed) -> str:
-    share = phrases.share(told.accepted / told.proposed) if told.proposed else "none proposed"
-    return f"{told.accepted} of {told.proposed} ({share})"
+def _accepted(figures: Speculation | ProposedSpeed) -> str:
+    share = phrases.share(figures.accepted / figures.proposed) if figures.proposed else "none proposed"
+    return f"{figures.accepted} of {figures.proposed} ({share})"
 
 
 def _name(variant: Variant, engine: Answer) -> str:
@@ -101,11 +101,11 @@ def _agreement(variant: Variant, engine: Answer) -> View:
 
 
 def _cache(name: str, engine: Answer, cost: CacheCost, metric: str) -> View:
-    """Returns what a cache in less than float cost one engine: its metric and its tokens next to those with a float cache."""
+    """Returns the cost of a low-precision cache in one engine: its metric and tokens next to those with a float cache."""
     change, tokens = cost.change, cost.tokens
     return {
         "name": name,
-        "what": f"cache {engine.cache_precision} beside {engine.float_precision}",
+        "what": f"cache {engine.cache_precision} next to {engine.float_precision}",
         "before": phrases.figure(cost.metrics.get(metric), metric),
         "after": phrases.figure(engine.metrics.get(metric), metric),
         "change": phrases.change(change.difference, metric),
@@ -115,16 +115,16 @@ def _cache(name: str, engine: Answer, cost: CacheCost, metric: str) -> View:
     }
 
 
-def _quality(found: Quality) -> View:
+def _quality(quality: Quality) -> View:
     """Returns BLEU and chrF of an engine, and the change of BLEU with its interval."""
-    change = phrases.signed(found.bleu - found.bleu_before)
-    low, high = found.bleu_change or (None, None)
+    change = phrases.signed(quality.bleu - quality.bleu_before)
+    low, high = quality.bleu_change or (None, None)
     spread = "no interval" if low is None or high is None else f"{phrases.signed(low)} to {phrases.signed(high)}"
     return {
-        "bleu": f"{found.bleu:.2f}",
-        "chrf": f"{found.chrf:.2f}",
+        "bleu": f"{quality.bleu:.2f}",
+        "chrf": f"{quality.chrf:.2f}",
         "change": f"{change} ({spread})",
-        "n": found.n,
+        "n": quality.n,
     }
 
 
@@ -169,8 +169,8 @@ def _row(name: str, row: Speed) -> View:
     }
 
 
-def _times(found: Percentiles) -> list[str]:
-    return ["" if time is None else f"{time:.2f}" for time in (found.p50, found.p90, found.p99)]
+def _times(percentiles: Percentiles) -> list[str]:
+    return ["" if time is None else f"{time:.2f}" for time in (percentiles.p50, percentiles.p90, percentiles.p99)]
 
 
 def _rate(value: float | None) -> str:

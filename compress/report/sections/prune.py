@@ -192,12 +192,12 @@ def _latency(latency: LatencyTable) -> View:
     }
 
 
-def _timed(name: str, entry: Timed, kept: bool, target_ms: float | None) -> View:
+def _timed(name: str, entry: Timed, is_chosen: bool, target_ms: float | None) -> View:
     predicted, measured = entry.predicted_ms, entry.measured_ms
     against = "" if target_ms is None else f"{100 * (measured / target_ms - 1):+.1f} %".replace("-", phrases.MINUS)
     return {
         "name": name,
-        "kept": kept,
+        "kept": is_chosen,
         "predicted": phrases.milliseconds(predicted),
         "measured": phrases.milliseconds(measured),
         "error": f"{100 * (predicted / measured - 1):+.1f} %".replace("-", phrases.MINUS),

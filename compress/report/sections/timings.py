@@ -1,4 +1,4 @@
-"""What timings are worth: how busy the machine was during the latency step, in one sentence, and a mark for each row."""
+"""Reliability of timings: how busy the machine was during the latency step, in one sentence, and a mark for each row."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ def tuned(report: Contents) -> View | None:
     return {"model": found.model, "limit": limit, "rows": rows, "confirmation": _confirmation(found)}
 
 
-def _confirmation(found: Tuned) -> View | None:
+def _confirmation(tuned: Tuned) -> View | None:
     """Returns the ratio over the repeats; None in reports of versions that confirmed nothing, and where the settings of the recipe won."""
-    confirmed = found.confirmation
+    confirmed = tuned.confirmation
     if confirmed is None:
         return None
     ends = {key: None if end is None else phrases.ratio(end) for key, end in confirmed.ratio.written().items()}
-    row = next((number for number, trial in enumerate(found.trials, 1) if trial.point == confirmed.proposed.point), None)
+    row = next((number for number, trial in enumerate(tuned.trials, 1) if trial.point == confirmed.proposed.point), None)
     return {**ends, "repeats": confirmed.repeats, "taken": confirmed.taken, "row": row}

@@ -1,1 +1,1 @@
-"""What a candidate goes through, in rising order of cost; each file is one rung, which says why it drops a candidate."""
+"""The rungs of a search, in rising order of cost; each file is one rung, which explains why it drops a candidate."""

@@ -1,4 +1,4 @@
-"""What candidates are compared by before they are trained in full: their objectives, as far as they are known, as losses."""
+"""Estimates that rank candidates before their full training: the known objectives, as losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
 
 ESTIMATES = {"metric": "the metric", "latency": "time", "throughput": "time for a row", "size": "bytes"}
-"""What stands for each objective; time is relative to the baseline, or in multiply-accumulates."""
+"""Proxy of each objective; time is relative to the baseline, or in multiply-accumulates."""
 
 
 def losses(candidate: Candidate, rung: str, setup: Setup) -> tuple[float, ...]:
@@ -37,12 +37,12 @@ def halved(wave: Sequence[Candidate], rung: str, setup: Setup) -> dict[int, Verd
     return {number: Verdict(_why(number, kept, points, setup)) for number in dropped}
 
 
-def _why(number: int, kept: Sequence[int], points: Mapping[int, Sequence[float]], setup: Setup) -> str:
+def _why(number: int, survivors: Sequence[int], points: Mapping[int, Sequence[float]], setup: Setup) -> str:
     """Returns the objectives of a candidate next to the objectives of the candidates that went on."""
     told = []
     for index, name in enumerate(setup.search.objectives):
-        own, others = points[number][index], [points[other][index] for other in kept]
+        own, others = points[number][index], [points[other][index] for other in survivors]
         sign = -1 if name == "metric" and setup.metric.higher_is_better else 1
         low, high = sorted((sign * min(others), sign * max(others)))
         told.append(f"{ESTIMATES[name]} {sign * own:.4g} ({low:.4g} to {high:.4g})")
-    return f"{len(kept)} of {len(points)} go on, and this one is not among them; beside theirs it has {', '.join(told)}"
+    return f"{len(survivors)} of {len(points)} are promoted, and this one is not among them; next to theirs it has {', '.join(told)}"

@@ -27,7 +27,7 @@ from foundation.core.errors import InputError
 from foundation.measure.fastest import NAMES
 
 OF_A_KIND = ("int8_faster",)
-"""Goals that are no property of one candidate: int8 that loses is reported, and float is served."""
+"""Goals that one candidate alone cannot meet or miss: int8 that loses is reported, and float is served."""
 DROPS = ("max_drop", "max_bleu_drop")
 AT_LEAST = ("min_speedup", "min_throughput")
 EXACT = 1e-9
@@ -71,7 +71,7 @@ class FullRun(Rung):
 
 
 def names_of(report: Contents) -> dict[str, str | None]:
-    """Returns what the served configuration is called by; all None where no engine was built."""
+    """Returns the keys of the served configuration; all None if no engine was built."""
     return {name: None if report.served is None else getattr(report.served, name) for name in NAMES}
 
 

@@ -4,7 +4,7 @@
     relative  geometric mean over the shapes of time / time of the baseline's shape, both timed in turns
 
 A candidate is dropped where the shape misses a limit of latency, throughput or speed-up by more than `LEEWAY`: what is served is chosen
-later among more modes, so a close miss is no miss yet. `min_speedup` is judged by (torch / float engine of the baseline, from its own
+later among more modes, so a close miss is not yet a miss. `min_speedup` is judged by (torch / float engine of the baseline, from its own
 run) times (baseline / candidate in that engine, from this one): each ratio is of one run.
 
 Left out: candidates are not dropped for being slower than others; what a slower one is worth only its metric tells.
@@ -77,7 +77,7 @@ class UntrainedLatency(Rung):
         """Returns `relative`, and under `shapes` the `batch`, `sequence`, `engine`, `time_ms` and `baseline_ms` of each."""
         assert self._baseline is not None, "the baseline runs first"
         recipe = self.recipe(candidate, setup)
-        config = [step for step in setup.forecast(recipe) if step.made_by][-1].config
+        config = [step for step in setup.forecast(recipe) if step.lineage][-1].config
         precision: TimedPrecision = "int8" if any(isinstance(stage, Quantize) for stage in recipe.stages) else "fp32"
         known = setup.folder / FOLDER / f"{digest(_key(recipe, config, precision, setup))[:16]}.json"
         if not known.is_file():

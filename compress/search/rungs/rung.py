@@ -1,4 +1,4 @@
-"""What a rung is."""
+"""The interface of a rung."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rung(Protocol):
 
     NAME: ClassVar[str]
     ABOUT: ClassVar[str]
-    """What it measures, in a few words."""
+    """Its criterion, in a few words."""
 
     def absent(self, setup: Setup) -> str | None:
         """Returns in one line why a search has no use for this rung; None where it has, as always by default."""
@@ -42,7 +42,7 @@ class Rung(Protocol):
         """Measures a candidate.
 
         Raises:
-            InputError, ParityError, EngineError: The candidate cannot be made; whoever calls drops it for that.
+            InputError, ParityError, EngineError: The candidate cannot be built; the caller drops it for that reason.
         """
 
     def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:

@@ -35,7 +35,7 @@ class PredictedSize(Rung):
         return Record(
             macs=last.size.macs,
             parameters=last.size.parameters,
-            weight_bytes=weight_bytes(Variant(last.config, last.made_by), context),
+            weight_bytes=weight_bytes(Variant(last.config, last.lineage), context),
             predicted_seconds=Price.of(steps).whole_seconds,
         )
 

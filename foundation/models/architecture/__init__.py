@@ -1,1 +1,1 @@
-"""What a Transformer is made of, found in its modules and by running it: blocks, attention, the meaning of weight axes, shapes."""
+"""Analyses a Transformer from its modules and by running it: blocks, attention, the meaning of weight axes, shapes."""

@@ -108,7 +108,7 @@ def _attentions(kind: Kind, key: str, small: bool) -> Attentions:
     problems: list[InputError] = []
     for way in ON_CPU if small else WAYS:
         try:
-            return _found(kind, way, key)
+            return _attentions_by(kind, way, key)
         except InputError as error:
             problems.append(error)
     # the most telling one
@@ -140,7 +140,7 @@ SMALL = 30_000_000
 ON_CPU = (_Way(TRACING, False), _Way("eager", False))
 
 
-def _found(kind: Kind, way: _Way, key: str) -> Attentions:
+def _attentions_by(kind: Kind, way: _Way, key: str) -> Attentions:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(TRACING, _attention)

@@ -55,7 +55,7 @@ class Axes:
     vocabulary: frozenset[Axis]
     experts: frozenset[Axis]
     repeated: Mapping[Axis, int]
-    """How many times an axis contains its size, side by side; 1 if absent."""
+    """Number of times that an axis contains its size; 1 if absent."""
 
 
 def key_of(config: PreTrainedConfig, size: Size) -> str | None:

@@ -46,9 +46,9 @@ OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out
 """Config keys whose lists are unrelated to layers, whatever their length; keys that end in `_token_id` are too."""
 
 Arguments = tuple[Any, ...]
-"""What a block is given by place."""
+"""Positional arguments of a block."""
 Keywords = dict[str, Any]
-"""What a block is given by name."""
+"""Keyword arguments of a block."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def blocks_of(model: nn.Module, key: str) -> dict[str, nn.Module]:
 
 
 def layer_name(stacks: Sequence[Stack], number: int) -> str:
-    """Returns what a user calls a layer, counted from 1 on each side: "layer 2", or "layer 2 of the decoder"."""
+    """Returns the name of a layer for users, counted from 1 on each side: "layer 2", or "layer 2 of the decoder"."""
     side = next(side for side, stack in enumerate(stacks) if number in stack.numbers)
     return f"layer {number - stacks[side].first + 1}" + (f" of the {SIDES[side]}" if len(stacks) > 1 else "")
 
@@ -186,7 +186,7 @@ def source_of(target: str, stacks: Sequence[Stack], layers: Sequence[int], weigh
     return target
 
 
-def states_given(args: Arguments, kwargs: Keywords) -> Tensor:
+def hidden_states_of(args: Arguments, kwargs: Keywords) -> Tensor:
     """Returns the hidden states from the arguments of a block: the first positional one, or `hidden_states`."""
     states: Tensor = args[0] if args else kwargs["hidden_states"]
     return states
@@ -207,7 +207,7 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
 
     def before(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        states.append(states_given(args, kwargs))
+        states.append(hidden_states_of(args, kwargs))
 
     def after(block: nn.Module, args: Arguments, output: Any) -> None:
         states.append(states_of(output))

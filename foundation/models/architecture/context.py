@@ -1,7 +1,7 @@
 """Context parallel: processes share the tokens of every row from the first block of a model to the last; weights are whole in each.
 
     embeddings             all tokens [b, L, D]
-    blocks                 own tokens [b, T, D]; attention alone sees keys and values of the others
+    blocks                 own tokens [b, T, D]; only attention sees keys and values of the others
                            (`foundation.models.layers.context_attention`)
     final norm, heads      all tokens again, gathered after the last block
     output layer           own tokens, of a language model that trains (`foundation.models.layers.own_answers`)
@@ -36,8 +36,8 @@ from foundation.models.architecture.blocks import (
     Keywords,
     between_blocks,
     blocks_of,
+    hidden_states_of,
     stacks_of,
-    states_given,
     states_of,
     with_layers,
 )
@@ -87,7 +87,7 @@ def share_context(model: nn.Module, group: Group) -> Tokens:
 
 
 def share_answers(model: nn.Module, group: Callable[[], Group]) -> None:
-    """Has the output layer of a language model read own tokens alone where these are answered for, in place.
+    """Makes the output layer of a language model read only own tokens inside `answering`, in place.
 
     Raises:
         ValueError: It has none.
@@ -114,16 +114,16 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 class Tokens:
-    """What the blocks of a model know of the tokens of a pass.
+    """Shares of the tokens of a pass, for the blocks of a model.
 
     Args:
         group: The processes that share them.
-        writes: Whether what follows the blocks is for each token alone.
+        writes: Whether the layers after the blocks treat each token separately.
     """
 
     def __init__(self, group: Group, writes: bool) -> None:
         self.group, self.writes = group, writes
-        self.passing = 0  # tokens of the forward pass that goes on
+        self.passing = 0  # tokens of the current forward pass
 
     def pass_through(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the model, which makes masks of own tokens before its first block."""
@@ -136,7 +136,7 @@ class Tokens:
         Raises:
             ValueError: Rows and tokens are one axis in it.
         """
-        states = states_given(args, kwargs)
+        states = hidden_states_of(args, kwargs)
         if states.ndim != 3:
             raise ValueError(f"a {type(block).__name__} reads states of the shape {tuple(states.shape)}, without an axis of tokens")
         self.passing = states.shape[1]
@@ -227,9 +227,9 @@ def _difference(config: PreTrainedConfig, task: Task, length: int, processes: in
             with between_blocks(blocks) as states:
                 model(**features)
             tokens, sent = share_context(model, Group(1)), list[Tensor]()
-            tokens.group = _Noting(1, sent=sent)
+            tokens.group = _Recording(1, sent=sent)
             answers = model(**features)
-            shares = [_Told(processes, rank, sent=sent) for rank in range(processes)]
+            shares = [_Replaying(processes, rank, sent=sent) for rank in range(processes)]
             for share in shares:
                 tokens.group = share
                 with answering(share):
@@ -240,7 +240,7 @@ def _difference(config: PreTrainedConfig, task: Task, length: int, processes: in
 
 
 @dataclass(frozen=True)
-class _Noting(Group):
+class _Recording(Group):
     """One process that has all tokens, and notes what it would send: keys and values of each block, and the last states."""
 
     sent: list[Tensor] = field(default_factory=list)
@@ -252,7 +252,7 @@ class _Noting(Group):
 
 
 @dataclass(frozen=True)
-class _Told(_Noting):
+class _Replaying(_Recording):
     """One of several processes, which hears of the others what the one with all tokens has noted, and compares its own with it."""
 
     apart: list[float] = field(default_factory=list)
@@ -265,11 +265,11 @@ class _Told(_Noting):
         return whole_bLD
 
 
-def _apart(found: Tensor, wanted: Tensor) -> float:
+def _apart(actual: Tensor, wanted: Tensor) -> float:
     """Returns the largest difference, in standard deviations; infinity where shapes differ."""
-    if found.shape != wanted.shape:
+    if actual.shape != wanted.shape:
         return float("inf")
-    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-9)) if found.numel() else 0.0
+    return float((actual - wanted).abs().max() / wanted.std().clamp(min=1e-9)) if actual.numel() else 0.0
 
 
 def _draw_weights(model: nn.Module, generator: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Tokens that leave a model on its way: behind a block only the most significant ones stay, for a head that reads the first token alone.
+"""Token dropping: after a block only the most significant tokens remain, for a head that reads only the first token.
 
 Word vectors of an encoder grow alike from layer to layer, so that later layers can do without most of them (Goyal et al. 2020, PoWER-BERT,
 https://arxiv.org/abs/2001.08950, section 3). How significant a token is, is read off the states that come into the block it leaves, by a
@@ -10,14 +10,14 @@ Of a row with n tokens, ceil(share n) stay: the first one and the most significa
 tokens in whatever length it is padded to; of S places ceil(share S) stay, and those that a shorter row does not fill are padding. `share`
 counts from the tokens that came in, so that shares fall from block to block.
 
-Blocks have to treat tokens alike wherever they stand: positions are added in front of the first one, and none are inside (no rotary ones,
+Blocks have to treat tokens alike at every position: positions are added in front of the first one, and none are inside (no rotary ones,
 no distances). `prune.tokens.tokens` proves that and that the head reads nothing else, and `prune.tokens.significance` fits w.
 
 Hooks do it: before the first block the lengths are taken, before a block that tokens leave they are chosen, and the blocks after it get
 the mask of those that are left. w is the buffer `significance` of its block: it is stored with the weights, and no training changes it.
 
 Left out: scores from attention (PoWER-BERT's sum over queries; the first token's, EViT, https://arxiv.org/abs/2202.07800). They tell least
-where dropping saves most: in the first layers a token attends to what stands out, not to what is needed (benchmarks/README.md).
+where dropping saves most: in the first layers a token attends to salient tokens, not to needed ones (benchmarks/README.md).
 
 Legend: B rows, S tokens that come in, L tokens of a block, K tokens that stay, D channels.
 """
@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from foundation.models.architecture.blocks import Arguments, Keywords, states_given
+from foundation.models.architecture.blocks import Arguments, Keywords, hidden_states_of
 from foundation.models.inputs.padding import MASKED
 
 SIGNIFICANCE: Final = "significance"
@@ -40,7 +40,7 @@ SIGNIFICANCE: Final = "significance"
 DENOMINATOR: Final = 1000
 """Shares are whole multiples of its reciprocal: numbers of tokens are integers in every engine."""
 MASKS: Final = ("attention_mask", "attn_mask", "mask")
-"""What blocks call the mask of their tokens."""
+"""Names of the mask argument of blocks."""
 _PADDING: Final = -1.0
 """Added to a score, any less is padding."""
 
@@ -77,29 +77,29 @@ class DroppedTokens:
     passing: Passing
     """Shared by all blocks."""
     share: float
-    """Share of the tokens that came in which stay behind the block; 1 keeps them all."""
+    """Share of the tokens that came in which stay after the block; 1 keeps them all."""
     first: bool
     """Whether it is the first block."""
     mask_name: str
-    """What the block calls the mask of its tokens; empty if it takes none."""
+    """Name of the block's mask argument; empty if it takes none."""
     mask_place: int
     """Place of the mask among the arguments."""
-    kept_BK: Tensor | None = None
+    selected_BK: Tensor | None = None
     """Places of the tokens that stay, while the block runs."""
 
     def before(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the lengths of the rows before the first block, hands later ones the mask of what is left, and chooses what stays."""
         passing, name, place = self.passing, self.mask_name, self.mask_place
         if self.first:
-            self._enter(states_given(args, kwargs), args[place] if place < len(args) else kwargs.get(name))
+            self._enter(hidden_states_of(args, kwargs), args[place] if place < len(args) else kwargs.get(name))
         elif passing.changed and passing.mask is not None:
             if place < len(args):
                 args = (*args[:place], passing.mask, *args[place + 1 :])
             else:
                 kwargs = {**kwargs, name: passing.mask}
         if self.share < 1:
-            scores_BL = significance(states_given(args, kwargs), block.get_buffer(SIGNIFICANCE), passing.added_BL)
-            self.kept_BK = most_significant(scores_BL, staying(passing.incoming, self.share))
+            scores_BL = significance(hidden_states_of(args, kwargs), block.get_buffer(SIGNIFICANCE), passing.added_BL)
+            self.selected_BK = most_significant(scores_BL, staying(passing.incoming, self.share))
         return args, kwargs
 
     def after(self, block: nn.Module, args: Arguments, output: Any) -> Any:
@@ -117,14 +117,14 @@ class DroppedTokens:
             passing.lengths_B1 = (passing.added_BL > _PADDING).sum(-1, keepdim=True)
 
     def _selected(self, states_BLD: Tensor) -> Tensor:
-        passing, kept_BK = self.passing, self.kept_BK
-        assert kept_BK is not None, "chosen before the block"
+        passing, selected_BK = self.passing, self.selected_BK
+        assert selected_BK is not None, "chosen before the block"
         if passing.mask is not None and passing.lengths_B1 is not None:
             valid_BK = are_tokens(passing.lengths_B1, self.share, staying(passing.incoming, self.share))
             passing.added_BL = torch.where(valid_BK, 0.0, MASKED)
             passing.mask = mask_like(passing.mask, valid_BK, passing.added_BL)
-        passing.changed, self.kept_BK = True, None
-        return select_tokens(states_BLD, kept_BK)
+        passing.changed, self.selected_BK = True, None
+        return select_tokens(states_BLD, selected_BK)
 
 
 def significance(states_BLD: Tensor, weight_D: Tensor, added_BL: Tensor | None) -> Tensor:
@@ -147,10 +147,10 @@ def most_significant(scores_BL: Tensor, count: Any) -> Tensor:
     return torch.cat([torch.zeros_like(scores_BL[:, :1], dtype=torch.long), others_BM], dim=1)
 
 
-def select_tokens(states_BLD: Tensor, kept_BK: Tensor) -> Tensor:
+def select_tokens(states_BLD: Tensor, selected_BK: Tensor) -> Tensor:
     """Returns the states of some tokens, `[B, K, D]`."""
     rows_B1 = torch.arange(states_BLD.shape[0], device=states_BLD.device)[:, None]
-    return states_BLD[rows_B1, kept_BK]
+    return states_BLD[rows_B1, selected_BK]
 
 
 def are_tokens(lengths_B1: Tensor, share: float, count: Any) -> Tensor:
@@ -181,11 +181,11 @@ def mask_like(mask: Tensor, valid_BK: Tensor, added_BK: Tensor) -> Tensor:
 
 
 def drop_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float], width: int) -> None:
-    """Lets tokens leave a model behind its blocks, in place. What counts is unknown until their buffer `significance` is set.
+    """Lets tokens leave a model after its blocks, in place. What counts is unknown until their buffer `significance` is set.
 
     Args:
         blocks: Its blocks by module name, in order.
-        shares: Share of the incoming tokens that stay behind each block, in falling order; the last one has no effect.
+        shares: Share of the incoming tokens that remain after each block, in falling order; the last one has no effect.
         width: D.
     """
     passing = Passing()

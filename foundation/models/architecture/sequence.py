@@ -32,7 +32,7 @@ from torch.nn import functional
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.machine.sharding import is_sharded
-from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, stacks_of, states_given, states_of, with_layers
+from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, hidden_states_of, stacks_of, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.architecture.split import Split, shrink, split_of
 from foundation.models.forward import without_cache
@@ -104,7 +104,7 @@ def _weights(block: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, st
 
 
 class _Tokens:
-    """What the blocks of a model know of the tokens of a pass.
+    """Shares of the tokens of a pass, for the blocks of a model.
 
     Args:
         group: The processes that share them.
@@ -112,12 +112,12 @@ class _Tokens:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.passing = 0  # tokens of the forward pass that goes on
+        self.passing = 0  # tokens of the current forward pass
         self.length = 0  # of the block that runs, which may belong to an earlier pass
 
     def enter(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the own tokens of what the first block is given."""
-        states = states_given(args, kwargs)
+        states = hidden_states_of(args, kwargs)
         self.passing = states.shape[1]
         return with_states(own_tokens(states, self.group), args, kwargs)
 
@@ -157,7 +157,7 @@ class _Region:
         Raises:
             ValueError: Rows and tokens are one axis in it, as in OPT.
         """
-        states = states_given(args, kwargs)
+        states = hidden_states_of(args, kwargs)
         if states.ndim != 3:
             raise ValueError(f"a {type(module).__name__} reads states of the shape {tuple(states.shape)}, without an axis of tokens")
         device = states.device.type
@@ -250,18 +250,18 @@ def check_sequence(config: PreTrainedConfig, task: Task, length: int, processes:
         raise InputError.of([given.because(f"does not run on shares of its tokens ({one_line(error)})", remedy)]) from error
 
 
-def check_one_stack(config: PreTrainedConfig, given: Problem, remedy: str) -> None:
+def check_one_stack(config: PreTrainedConfig, setting: Problem, remedy: str) -> None:
     """Raises an `InputError` if a model has two stacks of blocks, or leaves out blocks at random."""
     if len(depths_of(config) or ()) > 1:
-        raise InputError.of([given.because("has two stacks of blocks, one of which reads the tokens of the other", remedy)])
+        raise InputError.of([setting.because("has two stacks of blocks, one of which reads the tokens of the other", remedy)])
     for name in LEFT_OUT:
         if getattr(config, name, 0):
             reason = f"leaves out blocks at random ({name}: {getattr(config, name):g}), each process others"
-            raise InputError.of([given.because(reason, remedy)])
+            raise InputError.of([setting.because(reason, remedy)])
 
 
 def _mixing(model: nn.Module, split: Split) -> Iterator[str]:
-    """Yields what may read several tokens at once and lies in blocks, but not between column and row layers."""
+    """Yields modules in blocks that may read several tokens at once and do not lie between column and row layers."""
     blocks = blocks_of(model, "model")
     inside = (*split.counts, *(reader_of(columns, split, list(blocks)) for columns, _ in split.regions), *split.rows)
     for prefix, block in blocks.items():
@@ -272,7 +272,7 @@ def _mixing(model: nn.Module, split: Split) -> Iterator[str]:
 
 
 def _is_for_each_token(module: nn.Module) -> bool:
-    """Whether a module without others inside is known to treat each token alone."""
+    """Whether a leaf module is known to treat each token separately."""
     kind = type(module).__name__
     if "Norm" in kind:
         return not isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm)
@@ -298,8 +298,8 @@ def _step_of_share(config: PreTrainedConfig, task: Task, length: int, processes:
 
 
 def _alone_with_gradient(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-    """Raises a `ValueError` if a block reads more than hidden states whose gradient would be of own tokens or heads alone."""
-    states = states_given(args, kwargs)
+    """Raises a `ValueError` if a block reads more than hidden states whose gradient would cover only own tokens or heads."""
+    states = hidden_states_of(args, kwargs)
     if states.ndim != 3:
         raise ValueError(f"hidden states have the shape {tuple(states.shape)}")
     flat = [each for value in (*args, *kwargs.values()) for each in (value if isinstance(value, tuple) else (value,))]

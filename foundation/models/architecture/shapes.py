@@ -303,7 +303,7 @@ def _resize_per_head(model: PreTrainedModel, axes: Axes, attention: Attention, h
     hidden, layers = sizes_config(model.config).hidden_size, {id(module) for module in model.modules() if is_layer(module)}
     for weight, axis in axes.hidden:
         owner = model.get_submodule(weight.rpartition(".")[0])
-        if isinstance(owner, nn.Conv1d) and owner.groups > 1:  # a group of channels is no head; its weight may be under weight norm
+        if isinstance(owner, nn.Conv1d) and owner.groups > 1:  # a group of channels is not a head; its weight may be under weight norm
             continue
         length = shapes[weight][axis]
         if length != hidden and id(owner) not in layers and (length * head_dim) % attention.head_dim == 0:

@@ -47,7 +47,7 @@ class Split:
 
     processes: int
     columns: Mapping[str, tuple[int, ...]]
-    """Layers whose outputs are shared, by module name: lengths of the parts that lie side by side in them, such as queries, keys and
+    """Layers whose outputs are shared, by module name: lengths of the parts that are concatenated in them, such as queries, keys and
     values; each part is shared."""
     rows: tuple[str, ...]
     """Layers whose inputs are shared."""
@@ -182,7 +182,7 @@ def _counts(attention: Attention, processes: int) -> dict[str, int]:
     return {name: value for count, value in values.items() for name in COUNTS[count]}
 
 
-def _of_ffn(model: nn.Module, structure: Structure, block: int, given: Problem) -> tuple[dict[str, tuple[int, ...]], str]:
+def _of_ffn(model: nn.Module, structure: Structure, block: int, setting: Problem) -> tuple[dict[str, tuple[int, ...]], str]:
     """Returns the column layers of the FFN of a block, with the parts of each, and its row layer; none for a block without FFN.
 
     Raises:
@@ -193,7 +193,7 @@ def _of_ffn(model: nn.Module, structure: Structure, block: int, given: Problem) 
     for weight, axis in sorted(structure.ffn[block]):
         name, _, kind = weight.rpartition(".")
         if not isinstance(model.get_submodule(name), nn.Linear):
-            raise InputError.of([given.because(f"has {weight}, which follows its FFN neurons but is no linear layer", "give tensor: 1")])
+            raise InputError.of([setting.because(f"has {weight}, which follows its FFN neurons but is no linear layer", "give tensor: 1")])
         if kind == "weight" and axis == 0:
             times = structure.repeated.get((weight, axis), 1)
             made[name] = (structure.sizes.ffn[block],) * times
@@ -201,12 +201,12 @@ def _of_ffn(model: nn.Module, structure: Structure, block: int, given: Problem) 
             rows.append(name)
     if structure.ffn[block] and (len(rows) != 1 or not made or rows[0] in made):
         raise InputError.of(
-            [given.because("has an FFN that is not made of layers into neurons and one layer out of them", "give tensor: 1")]
+            [setting.because("has an FFN that is not made of layers into neurons and one layer out of them", "give tensor: 1")]
         )
     return made, rows[0] if rows else ""
 
 
-def _check_between(model: nn.Module, structure: Structure, shared: set[str], given: Problem) -> None:
+def _check_between(model: nn.Module, structure: Structure, shared: set[str], setting: Problem) -> None:
     """Raises an `InputError` for parameters that act on the heads of one process alone, or belong to heads but to no layer."""
     for block in range(structure.depth):
         for what in HEAD_KINDS:
@@ -215,15 +215,15 @@ def _check_between(model: nn.Module, structure: Structure, shared: set[str], giv
             for name, _ in inside.named_parameters(prefix=found[0].module if found else ""):
                 if name.rpartition(".")[0] not in shared:
                     raise InputError.of(
-                        [given.because(f"has {name} inside its attention, which every share would train apart", "give tensor: 1")]
+                        [setting.because(f"has {name} inside its attention, which every share would train apart", "give tensor: 1")]
                     )
     if structure.tables:
         raise InputError.of(
-            [given.because(f"has {structure.tables[0]} with an entry for each head, which is not shared", "give tensor: 1")]
+            [setting.because(f"has {structure.tables[0]} with an entry for each head, which is not shared", "give tensor: 1")]
         )
 
 
-def _check_sizes(structure: Structure, processes: int, given: Problem) -> None:
+def _check_sizes(structure: Structure, processes: int, setting: Problem) -> None:
     """Raises an `InputError` for all sizes that the processes do not divide, with the nearest that they do."""
     sizes = structure.sizes
     problems: list[str] = []
@@ -235,7 +235,7 @@ def _check_sizes(structure: Structure, processes: int, given: Problem) -> None:
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         remedy = f"give tensor: 1, or prune with prune: {{divisible_by: {processes}}}"
-        raise InputError.of([given.because(f"{problems[0]}{more}", remedy)])
+        raise InputError.of([setting.because(f"{problems[0]}{more}", remedy)])
 
 
 def _sizes(sizes: Any, block: int) -> Iterator[tuple[str, int]]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
-from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, states_given, states_of, with_layers
+from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, hidden_states_of, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.forward import without_cache
 from foundation.models.layers.conv1d import with_linears
@@ -71,7 +71,7 @@ class Stages:
     by_token: bool
     """Whether hidden states have a vector for each token of `input_ids`; else their number does not depend on the rows."""
     form: int
-    """Length of the tuple that a block returns, hidden states first and None behind them; 0 if it returns them alone."""
+    """Length of the tuple that a block returns, hidden states first and None after them; 0 if it returns only the states."""
     state: tuple[int, int]
     """Vectors of a row and their width, as they were when the stages were found."""
 
@@ -171,11 +171,11 @@ def _routed(blocks: Sequence[nn.Module], span: range, form: int, states: Tensor 
 
 
 def _hands_on(*args: Any, **kwargs: Any) -> Tensor:
-    return states_given(args, kwargs)
+    return hidden_states_of(args, kwargs)
 
 
 def _hands_on_in_tuple(length: int, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-    return states_given(args, kwargs), *[None] * (length - 1)
+    return hidden_states_of(args, kwargs), *[None] * (length - 1)
 
 
 def _first_or_last(own: Forward, received: Tensor | None, ends: bool) -> Forward:
@@ -275,7 +275,7 @@ def _try(config: PreTrainedConfig, task: Task, length: int, count: int, key: str
 
 
 class _Seen:
-    """What the blocks of a model are given and give while it runs whole.
+    """Inputs and outputs of the blocks of a model, recorded in a run of the whole model.
 
     Args:
         named: All blocks by module name.
@@ -311,7 +311,7 @@ class _Seen:
                 handle.remove()
 
     def _before(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        states = states_given(args, kwargs)
+        states = hidden_states_of(args, kwargs)
         self.shapes.add(tuple(states.shape))
         self.others.append([value for value in _tensors((args, dict(kwargs))) if value is not states and value.requires_grad])
 
@@ -320,7 +320,7 @@ class _Seen:
         self.forms.add(len(output) if isinstance(output, tuple) else 0)
         self.more |= len(_tensors(output)) > 1
 
-    def check(self, rows: int, given: Problem) -> None:
+    def check(self, rows: int, setting: Problem) -> None:
         """Raises an `InputError` if blocks are not run one after another, or hand on more than hidden states `[b, L, D]` of some rows."""
         weights: list[nn.Parameter] = []
         alike = len(self.shapes) == len(self.forms) == 1 and len(next(iter(self.shapes))) == 3 and next(iter(self.shapes))[0] == rows
@@ -333,7 +333,7 @@ class _Seen:
             weights += [weight for weight in block.parameters() if weight.requires_grad]
         if problem:
             raise InputError.of(
-                [given.because("has blocks that hand on more than hidden states", "give pipeline: 1, and strategy: fsdp2 if it is large")]
+                [setting.because("has blocks that hand on more than hidden states", "give pipeline: 1, and strategy: fsdp2 if it is large")]
             )
 
 
@@ -377,7 +377,7 @@ def _run(
     return states, readers
 
 
-def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range], given: Problem) -> None:
+def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range], setting: Problem) -> None:
     """Raises an `InputError` if blocks of different stages share a parameter, or one with what is outside of blocks."""
     places: dict[int, set[int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -386,7 +386,7 @@ def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range]
         places.setdefault(id(parameter), set()).add(stage)
         if len(places[id(parameter)]) > 1:
             raise InputError.of(
-                [given.because(f"has {name} in several of its stages", "give pipeline: 1, and strategy: fsdp2 if it is large")]
+                [setting.because(f"has {name} in several of its stages", "give pipeline: 1, and strategy: fsdp2 if it is large")]
             )
 
 

@@ -68,7 +68,7 @@ class Sizes:
     cross: tuple[int, ...] = ()
     """Heads that read the encoder; 0 for its own layers. Empty for a model with one stack of layers."""
     tokens: tuple[float, ...] = ()
-    """Share of the tokens that stay behind each layer. Empty for a model whose layers all see all of them."""
+    """Share of the tokens that remain after each layer. Empty for a model whose layers all see all of them."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""

@@ -116,9 +116,9 @@ class Trace(TorchFunctionMode):
         """Returns the place in its layer's output where a tensor begins; None if it is the whole output, reordered or computed."""
         return self.begins.get(id(tensor))
 
-    def _begin(self, given: list[Tensor], marks: frozenset[str]) -> int | None:
+    def _begin(self, inputs: list[Tensor], marks: frozenset[str]) -> int | None:
         """Returns where all tensors with these marks begin, if they are parts that begin at one place."""
-        found = {self.begins.get(id(tensor)) for tensor in given if self.marks_of(tensor) and self.marks_of(tensor) <= marks}
+        found = {self.begins.get(id(tensor)) for tensor in inputs if self.marks_of(tensor) and self.marks_of(tensor) <= marks}
         return found.pop() if len(found) == 1 else None
 
     def _note_part(self, tensor: Tensor, marks: frozenset[str]) -> None:
@@ -127,12 +127,12 @@ class Trace(TorchFunctionMode):
         if made is not None and self.is_view_of(tensor, made[1]) and tensor.numel() < made[1].numel():
             self.begins[id(tensor)] = int(tensor.storage_offset())
 
-    def _attention_marks(self, name: str, given: list[Tensor], marks: frozenset[str]) -> frozenset[str]:
+    def _attention_marks(self, name: str, inputs: list[Tensor], marks: frozenset[str]) -> frozenset[str]:
         """Returns the marks of the result of a call, which may be a product or softmax of an attention."""
-        if name == FUSED and len(given) >= 3:
-            return self._called(*given[:3])
-        if name in PRODUCTS and len(given) >= 2:
-            first, second = given[-2:]
+        if name == FUSED and len(inputs) >= 3:
+            return self._called(*inputs[:3])
+        if name in PRODUCTS and len(inputs) >= 2:
+            first, second = inputs[-2:]
             softmax = next((mark for mark in self.marks_of(first) if mark.startswith("softmax ")), None)
             if softmax is not None and self.output_of(second) is not None:
                 scored = self.softmaxes[int(softmax.split()[1])]

@@ -1,6 +1,6 @@
 """Models that turn a text into a vector: the body of a Transformer, and what sentence-transformers does to its output, in one graph.
 
-    h_1 ... h_L = body(tokens)                    hidden states of the L tokens that are no padding, float [L, H]
+    h_1 ... h_L = body(tokens)                    hidden states of the L tokens that are not padding, float [L, H]
     v           = pool(h)                         mean      1/L sum_t h_t
                                                   cls       h_1
                                                   last      h_L
@@ -8,7 +8,7 @@
     v           = v[: dimensions]                 Matryoshka: the model was trained so that the first numbers suffice
     v           = v / max(|v|, 1e-12)             if `normalize`
 
-The settings stand under the key `sentence_embedding` of config.json, which makes a checkpoint complete. They come from the files of
+The settings are under the key `sentence_embedding` of config.json, which makes a checkpoint complete. They come from the files of
 sentence-transformers (modules.json, 1_Pooling/config.json, 2_Normalize, config_sentence_transformers.json, sentence_bert_config.json), and
 checkpoints hold these files again, so that sentence-transformers loads them. It has no module that shortens vectors before they are
 normalized: the files hold a `Dense` module with the first rows of the identity instead.
@@ -54,13 +54,13 @@ EMBEDDING_KEY = "sentence_embedding"
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING, DENSE, NORMALIZE = "1_Pooling", "2_Dense", "Normalize"
 DEFAULT = "default"
-"""What the default prompt is called in the files that are written."""
+"""Name of the default prompt in the files that are written."""
 QUERY_NAMES, DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
 """Names of prompts that `encode_query` and `encode_document` of sentence-transformers look for, the first one found."""
 SMALLEST_NORM = 1e-12
 COSINE, DOT = "cosine", "dot"
 SIMILARITIES = (COSINE, DOT, "euclidean", "manhattan")
-"""What sentence-transformers compares vectors by."""
+"""Similarity function of sentence-transformers."""
 Pooling = Literal["mean", "cls", "last", "weighted"]
 THEIR_NAMES: dict[Pooling, tuple[str, str]] = {
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -68,7 +68,7 @@ THEIR_NAMES: dict[Pooling, tuple[str, str]] = {
     "last": ("lasttoken", "pooling_mode_lasttoken"),
     "weighted": ("weightedmean", "pooling_mode_weightedmean_tokens"),
 }
-"""What sentence-transformers calls a pooling: the value of `pooling_mode`, and the older key of its own."""
+"""Names of a pooling in sentence-transformers: the value of `pooling_mode`, and the older separate key."""
 
 
 class EmbeddingConfig(Config):
@@ -82,7 +82,7 @@ class EmbeddingConfig(Config):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """Keeps the first numbers of each vector, before it is normalized; for models that were trained for it (Matryoshka). Default: all."""
     similarity: Literal["cosine", "dot"] | None = None
-    """What vectors are compared by: the cosine, or the dot product, which has to be the cosine: of vectors of length 1. Default: as the
+    """Similarity of vectors: the cosine, or the dot product of vectors of length 1, which equals the cosine. Default: as the
     files say; without files cosine."""
     prompt: str | None = None
     """Text that is put before each text. Default: the default prompt of the files, if any."""
@@ -105,11 +105,11 @@ class EmbeddingSettings(TypedDict, total=False):
     """What vectors are compared by, where it is not the cosine."""
 
 
-def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> EmbeddingSettings:
+def resolved(requested: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> EmbeddingSettings:
     """Returns the settings of a model, complete.
 
     Args:
-        given: What the recipe says.
+        requested: What the recipe says.
         config: The Transformers config of the model.
         folder: Its folder; None for random weights.
         path: `model.path` of the recipe.
@@ -121,7 +121,7 @@ def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Pa
     own = getattr(config, EMBEDDING_KEY, None)
     found = own or (_read(folder, path) if folder is not None and (folder / MODULES).is_file() else {})
     usual = EmbeddingSettings(pooling=None, normalize=True, dimensions=None, prompt="", max_length=None)
-    said = given.model_dump(exclude_none=True) if given is not None else {}
+    said = requested.model_dump(exclude_none=True) if requested is not None else {}
     settings: EmbeddingSettings = {**usual, **found, **said}  # type: ignore[typeddict-item]
     if settings["pooling"] not in get_args(Pooling):
         key, missing = ("model.path", f"{path} has no {MODULES}") if folder is not None else ("model.embedding", "pooling missing")
@@ -238,7 +238,7 @@ def named_prompts(folder: Path) -> dict[str, str]:
 def search_prompts(folder: Path) -> tuple[str, str]:
     """Returns the prompts of a sentence-transformers model for queries and for documents; '' where it has no name for them.
 
-    Where there is a default prompt, that stands before each text already, and these are ''.
+    If there is a default prompt, each text already begins with it, and these are ''.
 
     Raises:
         InputError: The files cannot be read, or leave a prompt out of the pooling.

@@ -2,7 +2,7 @@
 
     logits_BS2 = (start logits, end logits)        of padding PADDING_LOGIT: it takes no part in any softmax over the tokens
 
-The score of no answer is compared with a threshold, which stands under `null_threshold` in config.json; without the key there always is an
+The score of no answer is compared with a threshold, which config.json has as `null_threshold`; without the key there always is an
 answer.
 """
 

@@ -10,7 +10,7 @@ both (`export.engines.towers`), and the repository gets a model for each (`trito
 The other way, a run for each tower, was left out: the figure that counts needs both towers, and a user would have to join two runs.
 
     type       text tower
-    clip       causal, read at the end token: nothing behind it changes a vector, so that rows may be padded to any length
+    clip       causal, read at the end token: nothing after it changes a vector, so that rows may be padded to any length
     siglip     reads all positions without a mask, padding too, and is read at the last one: every row is padded to the same length, that
                of its positions (https://arxiv.org/abs/2303.15343; SigLIP 2 with images of one size is of this type)
 
@@ -44,7 +44,7 @@ CAUSAL_TEXT = {"clip": True, "siglip": False}
 
 @dataclass
 class Vectors:
-    """What a model with two towers answers."""
+    """Output of a model with two towers."""
 
     logits: Tensor
     """Vectors of the images, then vectors of the texts, float `[n, D]`."""
@@ -110,7 +110,7 @@ def towers_class(stock: Any) -> Any:
         ) -> Vectors:
             """Answers images `[a, C, H, W]`, texts `[b, S]`, or both.
 
-            A mask of padding `[b, S]` is not read: behind the end of a text nothing counts (`clip`), or everything does (`siglip`). What
+            A mask of padding `[b, S]` is not read: after the end of a text nothing counts (`clip`), or everything does (`siglip`). What
             is added to scores, float `[1, 1, S, S]`, takes the place of the causal mask.
             """
             found = []

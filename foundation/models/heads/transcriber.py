@@ -3,7 +3,7 @@
     logits_BFV of padding are PADDING_LOGIT, and 0 for the blank: it is certain there, and adds nothing to a text
 
 A vocabulary is a tuple of tokens by id. The blank, the token for unknown characters and the one between words are called `<pad>`, `<unk>`
-and `|`, whatever the files of a model call them, so that the names alone say all that is needed to read logits. Checkpoints get a
+and `|`, whatever the files of a model call them, so that the names are enough to read logits. Checkpoints get a
 vocab.json and a tokenizer_config.json with these names, which `Wav2Vec2CTCTokenizer` of Transformers reads.
 
 Not supported: vocabularies for several languages in one file, words or phonemes as tokens, language models besides the head.
@@ -60,7 +60,7 @@ def transcriber_class(stock: Any) -> Any:
 
 
 def strides_of(config: PreTrainedConfig) -> list[list[int]]:
-    """Returns kernel and stride of each step from samples to frames, the steps of an adapter behind the encoder too."""
+    """Returns kernel and stride of each step from samples to frames, the steps of an adapter after the encoder too."""
     adapter = [[1, config.adapter_stride]] * config.num_adapter_layers if getattr(config, "add_adapter", False) else []
     return [[*pair] for pair in zip(config.conv_kernel, config.conv_stride, strict=True)] + adapter
 

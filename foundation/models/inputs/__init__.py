@@ -1,1 +1,1 @@
-"""What models read: texts, images and sounds."""
+"""Inputs of models: texts, images and sounds."""

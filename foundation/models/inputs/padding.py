@@ -1,6 +1,6 @@
 """Padding: selects the activations of real tokens. Images have no padding.
 
-The mask of an encoder-decoder's batch marks the tokens of the source. The decoder reads the target behind a start token, which may be the
+The mask of an encoder-decoder's batch marks the tokens of the source. The decoder reads the target after a start token, which may be the
 padding token itself (T5): its real tokens are all up to the last one that is not padding, and the first.
 
 Models read the padding id of their config: decoders with a classification head look for the last token that is not padding, and RoBERTa

@@ -188,7 +188,7 @@ def _names(checkpoint: Path, config: Mapping[str, object], task: Task) -> tuple[
 
 
 def _whole(settings: Mapping[str, object], name: str, default: int, where: Path) -> int:
-    """Returns a setting that is a number of something; the default if it is absent, null or zero."""
+    """Returns a setting that is a count; the default if it is absent, null or zero."""
     value = settings.get(name)
     if value is None or (type(value) is int and value == 0):
         return default
@@ -198,7 +198,7 @@ def _whole(settings: Mapping[str, object], name: str, default: int, where: Path)
 
 
 def _pad_token_id(own: PreTrainedConfig, checkpoint: Path, tokenizer: Tokenizer, task: Task) -> int:
-    """Returns the id that pads: for a tower that reads padding (SigLIP) the token that it was trained with, which the tokenizer names."""
+    """Returns the padding id. For a tower that reads padding (SigLIP) it is the padding token of the training, named by the tokenizer."""
     named = named_pad(checkpoint, tokenizer) if TASKS[task].two_towers else None
     return pad_token_id(own, checkpoint, tokenizer) if named is None else named
 

@@ -1,4 +1,4 @@
-"""Writes what prepares the rows of a checkpoint: its tokenizer, or the settings of its image processor or feature extractor."""
+"""Writes the preprocessing files of a checkpoint: its tokenizer, or the settings of its image processor or feature extractor."""
 
 from __future__ import annotations
 

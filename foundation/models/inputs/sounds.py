@@ -1,4 +1,4 @@
-"""What an audio model reads, by the structure of its config: waveforms of any length, or spectrograms of one size.
+"""Input of an audio model, read off the structure of its config: waveforms of any length, or spectrograms of one size.
 
 waveform      Wav2Vec2, HuBERT and their relatives: convolutions over the samples (`conv_kernel`, `conv_stride`)
 spectrogram   AST: patches of `max_length` frames by `num_mel_bins` filters
@@ -89,14 +89,14 @@ def sound_settings(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[str, object] | None) -> dict[str, Any]:
+def settings_of(folder: Path | None, config: PreTrainedConfig, overrides: Mapping[str, object] | None) -> dict[str, Any]:
     """Returns preprocessor_config.json of a recipe's model: from its folder, or a plain one, with the keys that the recipe gives.
 
     Raises:
         InputError: A folder lacks the file, or the model reads no sounds.
     """
     found = sound_settings(config) if folder is None else read_json(folder / SETTINGS, "model.path")
-    return {**found, **(given or {})}
+    return {**found, **(overrides or {})}
 
 
 def sound_steps(settings: Mapping[str, object], config: PreTrainedConfig, where: str) -> dict[str, Any]:

@@ -121,12 +121,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool, starts: bool = 
     return TrainedTokenizer(tokenizer.to_str(pretty=True), pads)
 
 
-def resolve_tokenizer(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
+def resolve_tokenizer(setting: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
     """Returns the tokenizer to use: the Hub id or folder in the recipe, or the trained one if the recipe asks for training."""
-    if isinstance(given, TrainTokenizer):
+    if isinstance(setting, TrainTokenizer):
         assert trained is not None, "the data is read, and the tokenizer trained, before anything else"
         return trained
-    return given
+    return setting
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """The one tokenizer of a model folder: which tokenizer.json training, windows, engines and server all read.
 
 Where the folder has tokenizer.json, that file decides: normalizer, pre-tokenizer, post-processor and vocabulary. Transformers 5 builds many
-classes (BERT, RoBERTa, T5, ...) anew from the vocabulary alone, with a normalizer and a pre-tokenizer of its own, so that `AutoTokenizer`
+classes (BERT, RoBERTa, T5, ...) anew only from the vocabulary, with a normalizer and a pre-tokenizer of its own, so that `AutoTokenizer`
 may encode otherwise than the file; `unlike_class` compares the two. Where the folder has none, its class builds the tokenizer.
 
 tokenizer_config.json may say more than the file. Its `do_lower_case`, `strip_accents`, `tokenize_chinese_chars`, `add_prefix_space` and
@@ -59,7 +59,7 @@ class TokenizerFile:
     text: str
     """Contents."""
     notes: tuple[str, ...]
-    """What it does not take from the folder's tokenizer.json, and settings that nothing reads; one line each."""
+    """Parts of the folder's tokenizer.json that are not used, and settings that nothing reads; one line each."""
     unchanged: bool
     """Whether it is the folder's own file, byte for byte."""
 

@@ -39,7 +39,7 @@ NAME = "sdpa_of_own_tokens"
 
 @dataclass
 class Sharing:
-    """What attention knows of the tokens of the pass that goes on."""
+    """Tokens of the current pass, as attention needs them."""
 
     group: Group
     """The processes that share them."""
@@ -102,11 +102,12 @@ def attention(
         query: Own queries, float `[b, h, T, d]`.
         key: Own keys, float `[b, h_kv, T, d]`.
         value: Own values, float `[b, h_kv, T, d_v]`.
-        attention_mask: The rows of own tokens `[b, 1, T, L]`, the rows of all tokens `[b, 1, L, L]`, or None. None is no causal mask here.
+        attention_mask: The rows of own tokens `[b, 1, T, L]`, the rows of all tokens `[b, 1, L, L]`, or None. None is not a causal mask
+            here.
         options: See `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
 
     Raises:
-        ValueError: No pass goes on whose tokens are shared, or the module gives what has a gradient, such as a bias of positions.
+        ValueError: No pass with shared tokens is running, or the module gives something with a gradient, such as a position bias.
     """
     sharing = _SHARING.get()
     if sharing is None:
@@ -164,7 +165,7 @@ class _Call:
 
 
 class _Context(FunctionCtx):
-    """What a forward keeps for its backward."""
+    """Tensors that the forward pass stores for backward."""
 
     call: _Call
     drawn: Callable[[], AbstractContextManager[None]]
@@ -200,7 +201,7 @@ class _Drawn:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within the block, random numbers are those that were drawn then; afterwards they go on as if nothing was drawn."""
+        """Within the block, the random numbers of that pass are drawn again; afterwards the state is as if nothing was drawn."""
         kind = self.kind if self.devices else "cuda"
         with torch.random.fork_rng(self.devices, device_type=kind):
             torch.set_rng_state(self.cpu)

@@ -49,7 +49,7 @@ class SeparateExperts(nn.Module):
         for name in (self.first, f"{self.first}_bias", LAST, f"{LAST}_bias"):
             if name in stacked._parameters:
                 del stacked._parameters[name]
-        self._stock = [stacked]  # in a list: it is no child, and only its activation is used
+        self._stock = [stacked]  # in a list: it is not a child, and only its activation is used
         self.everywhere: Collection[int] = ()
         """Experts that run on all tokens, for calibration; their answers to tokens of others are dropped."""
         self.all_tokens = False

@@ -1,9 +1,9 @@
-"""Language models whose tokens several processes share answer for own tokens alone: logits of a vocabulary are larger than all else.
+"""With shared tokens, each process computes the logits of a language model for its own tokens only: they are the largest tensors.
 
     logits of own tokens [b, T, V] -> losses of own tokens [b, T] -> gathered [b, L] -> one loss for each row, in every process
 
-Within `answering` the output layer of a shared model reads own tokens alone (`foundation.models.architecture.context`), and
-`foundation.training.losses.tokens` gathers numbers in the place of logits.
+Within `answering` the output layer of a shared model reads only own tokens (`foundation.models.architecture.context`), and
+`foundation.training.losses.tokens` gathers losses instead of logits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANSWERING: ContextVar[Group | None] = ContextVar("answering", default=None)
 
 @contextmanager
 def answering(group: Group | None) -> Iterator[None]:
-    """Within the block, language models give the logits of own tokens; None: of all."""
+    """Within the block, language models return the logits of own tokens only; None: of all tokens."""
     token = _ANSWERING.set(group)
     try:
         yield
@@ -28,5 +28,5 @@ def answering(group: Group | None) -> Iterator[None]:
 
 
 def sharers() -> Group | None:
-    """Returns the processes that have logits of own tokens now; None where logits belong to all tokens."""
+    """Returns the group of processes whose logits cover only own tokens now; None if logits cover all tokens."""
     return _ANSWERING.get()

@@ -8,9 +8,9 @@ become the two halves of such a sum (Korthikanti et al. 2022, https://arxiv.org/
     reduced          reduce-scatter  [b, L, D] -> [b, T, D]      all-gather         what a row layer computes
     own_tokens       own tokens      [b, L, D] -> [b, T, D]      all-gather         where the blocks begin
     all_tokens       all-gather      [b, T, D] -> [b, L, D]      own tokens         where they end, and all processes compute the same again
-    read             the identity                                sum                weights that a process uses on its own tokens alone
+    read             the identity                                sum                weights that a process uses only on its own tokens
 
-Where processes have whole layers and share tokens alone (`foundation.models.architecture.context`), each of the N has the same loss and
+Where processes have whole layers and share only tokens (`foundation.models.architecture.context`), each of the N has the same loss and
 adds 1 / N of it:
 
     parted           own tokens      [b, L, D] -> [b, T, D]      zeros but for own tokens
@@ -116,7 +116,7 @@ class Reading:
         """The tokens of all processes."""
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Returns `whole @ weight.T + bias`, `[b, L, O]`; for backward it keeps the tokens of this process alone."""
+        """Returns `whole @ weight.T + bias`, `[b, L, O]`; for backward it stores only the tokens of this process."""
         if not torch.is_grad_enabled():
             return functional.linear(self.whole_bLD, weight_OI, bias_O)
         found: Tensor = _Product.apply(self.whole_bLD, self.own_bTD, weight_OI, bias_O, self)  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class Reading:
 
 
 class _Context(FunctionCtx):
-    """What a forward keeps for its backward."""
+    """Tensors that the forward pass stores for backward."""
 
     group: Group
     reading: Reading

@@ -42,7 +42,7 @@ CAPTURING = "capturing_sdpa"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to capture in a model."""
+    """The tensors to capture in a model."""
 
     logits: bool = False
     hidden: bool = False
@@ -92,7 +92,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Captured:
-    """What was captured of one model for a batch."""
+    """The captured tensors of one model for a batch."""
 
     logits: Tensor
     """Float32 `[b, C]`; `[b, L, V]` for text-generation."""

@@ -85,7 +85,7 @@ class Objective(nn.Module):
         return self._weighted(active, student, teacher, batch, sampled is not None)
 
     def compares_rows(self) -> bool:
-        """Whether answers of rows are compared that a micro-batch may part."""
+        """Whether losses compare rows that different micro-batches may hold."""
         compared = any(loss.ACROSS_ROWS for loss in self.losses) or (self.hard_weight != 0 and self.answer.compares_rows())
         return compared and all(loss.ANSWERS_ONLY for loss in self.losses)
 
@@ -98,7 +98,7 @@ class Objective(nn.Module):
         return run_teachers(self.pair.teachers, self.pair.weights, batch, wanted, temperature, self.answer).logits
 
     def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns what `forward` does, given the answers of student and teachers."""
+        """Returns the result of `forward` from the answers of student and teachers."""
         return self._weighted(self._active(batch), Captured(answers_bD), Captured(beside_bE), batch)
 
     def _active(self, batch: Batch) -> list[int]:
@@ -118,7 +118,7 @@ class Objective(nn.Module):
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
             hard = self.answer.labelled(student.logits, batch.labels)
-            if sampled:  # nobody wrote what follows the student's own words
+            if sampled:  # there is no label for the student's own text
                 hard = torch.zeros_like(hard)
             labelled_b = self.pair.labelled(batch.indices)
             if labelled_b is not None:

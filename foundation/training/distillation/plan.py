@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossPlan:
-    """What a student learns from its teachers, and where the recipe says so."""
+    """The losses of a distillation, and their keys in the recipe."""
 
     preset: Preset
     """The losses, the weight of the labels and the temperature."""
@@ -36,7 +36,7 @@ class LossPlan:
     counted among these."""
 
     def settings(self, student: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> list[Setting]:
-        """Returns what each loss is applied to, given the Transformers configs of both models."""
+        """Returns the setting of each loss, from the Transformers configs of both models."""
         ours = Shape.of(student)
         shapes = ours, ours if self.student_is_part else Shape.of(teacher)
         keys = ["loss" if self.name else f"losses[{number}]" for number in range(len(self.preset.losses))]

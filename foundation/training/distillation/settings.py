@@ -27,7 +27,7 @@ class DistillationSettings(Config):
     """Weight of the labels with `loss` or `losses`. Default: the published value with `loss`, 0 with `losses`."""
 
     @field_serializer("losses")
-    def _losses_as_given(self, losses: tuple[AnyLoss, ...]) -> list[dict[str, object]]:
+    def _losses_as_set(self, losses: tuple[AnyLoss, ...]) -> list[dict[str, object]]:
         # cache keys hold what the recipe says of a loss: a setting that a loss gets later changes none
         return [{"name": loss.name, **loss.model_dump(mode="json", exclude_unset=True)} for loss in losses]
 

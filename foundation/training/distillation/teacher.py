@@ -37,7 +37,7 @@ CACHE_BYTES = 2**30
 """Logits are cached up to this size; beyond it the teacher runs on every batch."""
 PROBED_IMAGES = 64
 NOTHING = Captured(torch.empty(0))
-"""The result for a model of which nothing is to be captured; it did not run."""
+"""The result for a model without anything to capture; it did not run."""
 
 
 @dataclass

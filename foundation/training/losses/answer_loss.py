@@ -1,4 +1,4 @@
-"""What a kind of answer (`foundation.labels`) is trained by: its loss against labels, and its distance from a teacher.
+"""Losses of a kind of answer (`foundation.labels`): against labels, and its distance from a teacher.
 
 Tensor names carry their shapes: b rows, C logits of a row. Every loss has one value for each row.
 """
@@ -39,7 +39,8 @@ class AnswerLoss(ABC):
         """
 
     def choices(self, logits: Tensor) -> Tensor:
-        """Returns the logits of all choices that a row makes, `[b, C]`, or `[b, k, C]` for k choices; answers with probabilities alone."""
+        """Returns the logits of all choices that a row makes, `[b, C]`, or `[b, k, C]` for k choices; only for answers with
+        probabilities."""
         return logits
 
     def over_choices(self, values: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ and bias b:
     SigLIP  loss of x_i = - sum_j log sigmoid((2 y_ij - 1) z_ij)             and of t_j the same over images (https://arxiv.org/abs/2303.15343,
                                                                              section 3.2)
 
-A model with a bias is a SigLIP. In the papers every text belongs to one image alone, y is the identity, and these are their losses; where
+A model with a bias is a SigLIP. In the papers every text belongs to only one image, y is the identity, and these are their losses; where
 several images of a batch are of one class, they are no negatives of each other (UniCL, https://arxiv.org/abs/2204.03610, section 3.2).
 s is at most 100, as in CLIP. Several processes gather the vectors of a batch (`foundation.training.processes.gathered`); each computes the
 losses of its own rows, images against all texts and texts against all images.

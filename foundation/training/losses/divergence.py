@@ -4,8 +4,8 @@
     KL(p || q) = sum_c p_c (log p_c - log q_c)       d KL / dz = (q - p) / T
 
 Written in operations of autograd, five tensors as large as the logits are kept or made at one time: both logarithms, p, and the terms of
-the sum. Here the logits alone are kept, and the rest is computed twice, for a piece of the choices at a time. Values and gradients have the
-bits that autograd computes, because each choice is summed for itself.
+the sum. Here only the logits are stored, and the rest is computed twice, for a piece of the choices at a time. Values and gradients have
+the bits that autograd computes, because each choice is summed for itself.
 
 Tensor names carry their shapes: C logits of a choice.
 """

@@ -51,5 +51,5 @@ def margins(vectors_bD: Tensor, members: Members) -> Tensor:
     return (anchor_ND * (positive_ND - vectors_bD[members.negative_N])).sum(dim=1)
 
 
-def _against(found_N: Tensor, given_N: Tensor, members: Members, labels_bk: Tensor) -> Tensor:
-    return members.over_texts(mean_of_negatives(torch.square(found_N - given_N), members), labels_bk)
+def _against(predicted_N: Tensor, target_N: Tensor, members: Members, labels_bk: Tensor) -> Tensor:
+    return members.over_texts(mean_of_negatives(torch.square(predicted_N - target_N), members), labels_bk)

@@ -4,7 +4,7 @@
     loss_i = -y_i log sigmoid(s_i) - (1 - y_i) log(1 - sigmoid(s_i))
 
 BinaryCrossEntropyLoss of sentence-transformers' cross-encoders, of monoBERT (Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085). A
-score has a meaning of its own here, the probability of being relevant; the losses over a list know differences of scores alone.
+score has a meaning of its own here, the probability of being relevant; the losses over a list know only differences of scores.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def mean_over_pairs(scores_b: Tensor, better_bb: Tensor, weights_bb: Tensor, num
     Args:
         scores_b: Scores, float32.
         better_bb: The pairs, bool.
-        weights_bb: w, float32; read at the pairs alone.
+        weights_bb: w, float32; read only at the pairs.
         numbers_b: Number of the query of each candidate.
     """
     losses_bb = functional.softplus(scores_b[None, :] - scores_b[:, None])

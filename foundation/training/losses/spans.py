@@ -2,7 +2,7 @@
 
 loss_b = (-log softmax(s_b)[y_b] - log softmax(e_b)[z_b]) / 2       s, e: logits of all tokens of window b, that the span starts, ends there
 
-y and z are the first token of all where the window does not hold the answer. Logits of padding are very low
+y and z are the first token if the window does not hold the answer. Logits of padding are very low
 (`foundation.models.heads.reader`), so that its probability is 0 in every softmax; label smoothing leaves it out.
 """
 

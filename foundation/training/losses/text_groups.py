@@ -16,7 +16,7 @@ another anchor with the text of a_p. sentence-transformers reaches this with bat
 leaving such candidates out keeps every batch as long as it was, and works where a text occurs more often than there are batches.
 
 All texts of a group get the loss of the group, its fillers too, so that the mean over texts is the mean over groups; texts whose group has
-no anchor or no positive get 0. Fillers are no candidates.
+no anchor or no positive get 0. Fillers are not candidates.
 
 Several processes gather the texts of a batch (`foundation.training.processes.gathered`); each computes the losses of its own groups.
 """
@@ -67,7 +67,7 @@ class Members:
         number_P = numbers_b[anchor].contiguous()
         return cls(anchor, positive, negative, torch.searchsorted(number_P, numbers_b[negative].contiguous()), number_P)
 
-    def asked(self, labels_b4: Tensor, own_b: Tensor | None) -> Tensor:
+    def groups_of(self, labels_b4: Tensor, own_b: Tensor | None) -> Tensor:
         """Returns which groups have one of these rows, bool `[b]`, int64 `[M]`; all of them without."""
         if own_b is None:
             return torch.arange(len(self.anchor_P), device=labels_b4.device)
@@ -97,14 +97,14 @@ def group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str = "ranking", own
 def _group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str, own_b: Tensor | None) -> Tensor:
     members = Members.of(labels_b4)
     if loss == "triplet" and bool((labels_b4[:, 2].abs() >= NEGATIVE).any()):  # fillers too: no micro-batch may decide otherwise
-        return members.over_texts(_given(vectors_bD, members), labels_b4)
-    asked_M = members.asked(labels_b4, own_b)
+        return members.over_texts(_own_negatives_loss(vectors_bD, members), labels_b4)
+    anchors_M = members.groups_of(labels_b4, own_b)
     candidate_C = torch.cat([members.positive_P, members.negative_N])
     texts = labels_b4[members.anchor_P, 3], labels_b4[members.positive_P, 3], labels_b4[candidate_C, 3]
     unit_bD = functional.normalize(vectors_bD, dim=1)
-    cosine_MC = unit_bD[members.anchor_P[asked_M]] @ unit_bD[candidate_C].T
-    loss_M = (ranking if loss == "ranking" else hardest)(cosine_MC, unclear(*texts, asked_M), asked_M)
-    loss_P = torch.zeros(len(members.anchor_P), device=loss_M.device, dtype=loss_M.dtype).index_add(0, asked_M, loss_M)
+    cosine_MC = unit_bD[members.anchor_P[anchors_M]] @ unit_bD[candidate_C].T
+    loss_M = (ranking if loss == "ranking" else hardest)(cosine_MC, unclear(*texts, anchors_M), anchors_M)
+    loss_P = torch.zeros(len(members.anchor_P), device=loss_M.device, dtype=loss_M.dtype).index_add(0, anchors_M, loss_M)
     return members.over_texts(loss_P, labels_b4)
 
 
@@ -122,21 +122,21 @@ def hardest(cosine_MC: Tensor, unclear_MC: Tensor, right_M: Tensor) -> Tensor:
     return (apart_MC.gather(1, right_M[:, None])[:, 0] - nearest_M + MARGIN).clamp(min=0)
 
 
-def unclear(anchor_P: Tensor, positive_P: Tensor, candidate_C: Tensor, asked_M: Tensor) -> Tensor:
-    """Returns which candidates are no negatives of an anchor, though not its own positive, bool `[M, C]`.
+def unclear(anchor_P: Tensor, positive_P: Tensor, candidate_C: Tensor, anchors_M: Tensor) -> Tensor:
+    """Returns which candidates are not negatives of an anchor, though not its own positive, bool `[M, C]`.
 
     Args:
         anchor_P: Numbers of the texts of the anchors.
         positive_P: Vectors of their positives.
         candidate_C: Vectors of all candidates, the positives first.
-        asked_M: The anchors that are asked for, int64, below P.
+        anchors_M: The anchors that are asked for, int64, below P.
     """
-    asked_text_M1 = anchor_P[asked_M][:, None]
+    asked_text_M1 = anchor_P[anchors_M][:, None]
     asks_the_same_MP = asked_text_M1 == anchor_P[None, :]
     is_positive_PC = positive_P[:, None] == candidate_C[None, :]
     known_MC = (asks_the_same_MP.float() @ is_positive_PC.float()) > 0
     found_MC: Tensor = known_MC | (asked_text_M1 == candidate_C[None, :])
-    return found_MC & ~_own(asked_M, found_MC)
+    return found_MC & ~_own(anchors_M, found_MC)
 
 
 def _own(right_M: Tensor, like_MC: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _own(right_M: Tensor, like_MC: Tensor) -> Tensor:
     return right_M[:, None] == torch.arange(like_MC.shape[1], device=like_MC.device)[None, :]
 
 
-def _given(vectors_bD: Tensor, members: Members) -> Tensor:
+def _own_negatives_loss(vectors_bD: Tensor, members: Members) -> Tensor:
     """Returns the mean loss of each anchor with its given negatives, float32 `[P]`; 0 where none of them is in the batch."""
     anchor, positive = members.anchor_P[members.whose_N], members.positive_P[members.whose_N]
     near_N, far_N = (torch.linalg.vector_norm(vectors_bD[anchor] - vectors_bD[others], dim=1) for others in (positive, members.negative_N))

@@ -47,7 +47,7 @@ def _cross_entropy(logits_bTV: Tensor, labels_bT: Tensor, label_smoothing: float
 
 
 def _of_all(labels: Tensor, length: int) -> Tensor:
-    """Returns labels of so many positions, of which the last ones predict nothing."""
+    """Returns labels padded to so many positions; the added positions predict nothing."""
     cut = labels[:, :length]
     return functional.pad(cut, (0, length - cut.shape[1]), value=IGNORED)
 
@@ -74,7 +74,7 @@ class TokenLoss(AnswerLoss):
         return token_losses(logits, labels, label_smoothing)
 
     def choices(self, logits: Tensor) -> Tensor:
-        """Every position but the last, behind which no token is known, `[b, T, V]`; where processes share tokens, own ones."""
+        """Every position but the last, which has no next token, `[b, T, V]`; with shared tokens only this process's positions."""
         return logits[:, :-1] if sharers() is None else logits
 
     def over_choices(self, values: Tensor, labels: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from foundation.training.precision import in_float32
 from foundation.training.processes.gathered import gathered
 
 POSITIVE = 0.8
-"""Score from which on the texts of a pair say the same."""
+"""Lowest score of a pair whose texts mean the same."""
 
 
 def partners(labels_b2: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,21 +60,21 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine", 
 
 def _pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss, own_b: Tensor | None) -> Tensor:
     first_P, second_P = partners(labels_b2)
-    asked_M = torch.arange(len(first_P), device=first_P.device)
+    anchors_M = torch.arange(len(first_P), device=first_P.device)
     if own_b is not None:
-        asked_M = torch.nonzero(own_b[first_P] | own_b[second_P])[:, 0]
-    first_M, second_M = first_P[asked_M], second_P[asked_M]
+        anchors_M = torch.nonzero(own_b[first_P] | own_b[second_P])[:, 0]
+    first_M, second_M = first_P[anchors_M], second_P[anchors_M]
     unit_bD, right_M = functional.normalize(vectors_bD, dim=1), labels_b2[first_M, 1] >= POSITIVE
     if loss == "cosine":
         loss_M = ((unit_bD[first_M] * unit_bD[second_M]).sum(dim=1) - labels_b2[first_M, 1]).square()
     elif loss == "triplet":
         apart_MP = 2 - 2 * unit_bD[first_M] @ unit_bD[second_P].T
-        own_MP = asked_M[:, None] == torch.arange(len(first_P), device=first_P.device)[None, :]
+        own_MP = anchors_M[:, None] == torch.arange(len(first_P), device=first_P.device)[None, :]
         other_M = apart_MP.masked_fill(own_MP, torch.inf).min(dim=1).values if len(first_M) else apart_MP.sum(dim=1)
-        loss_M = (apart_MP.gather(1, asked_M[:, None])[:, 0] - other_M + MARGIN).clamp(min=0) * right_M
+        loss_M = (apart_MP.gather(1, anchors_M[:, None])[:, 0] - other_M + MARGIN).clamp(min=0) * right_M
     else:
         logits_MP = SCALE * unit_bD[first_M] @ unit_bD[second_P].T
-        loss_M = functional.cross_entropy(logits_MP, asked_M, reduction="none") * right_M
+        loss_M = functional.cross_entropy(logits_MP, anchors_M, reduction="none") * right_M
     losses_b = torch.zeros_like(unit_bD[:, 0])
     return losses_b.index_add(0, torch.cat([first_M, second_M]), torch.cat([loss_M, loss_M]))
 

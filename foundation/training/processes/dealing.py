@@ -26,7 +26,7 @@ class Dealing:
     Args:
         sizes: Rows of each run, int64 `[r]`; ones where rows are learned one by one.
         batch_size: Rows per step, at least the rows of the longest run.
-        micro_batch_size: Rows in memory at once in each process, likewise; None: all that a process takes of a batch.
+        micro_batch_size: Rows in memory at once in each process; None: all rows of a batch that the process takes.
         team: The training processes.
     """
 
@@ -46,7 +46,7 @@ class Dealing:
         return plan_runs(lengths, self.batch_size, seed, epoch, self.sizes)
 
     def first(self, indices: Rows) -> Rows:
-        """Returns the first run of a batch, rows int64 `[m]`: what a process runs for its collectives alone where it has none of them."""
+        """Returns the first micro-batch, rows int64 `[m]`: a process without rows runs it only for the collectives."""
         return indices[: sizes_of(self.run_of[indices])[0] if len(self.run_of) else 1]
 
     def at_once(self, indices: Rows) -> list[Rows]:
@@ -60,7 +60,7 @@ class Dealing:
     def parts(self, indices: Rows) -> list[Rows]:
         """Returns the micro-batches that this process takes of a batch, rows int64 `[m]` each.
 
-        All processes get equally many, the last of which may be empty.
+        All processes get equally many micro-batches; the last ones may be empty.
 
         Args:
             indices: Rows of the batch `[b]`, the rows of a run one after the other.

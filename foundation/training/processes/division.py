@@ -32,7 +32,7 @@ from foundation.core.target import Parallel
 from foundation.machine.device import computing_device
 from foundation.machine.parallel import Team
 from foundation.machine.sharding import full, shard, sharded_like, skeleton, unshard
-from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, states_given, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, hidden_states_of, states_of
 from foundation.models.architecture.context import share_answers, share_context, writes
 from foundation.models.architecture.sequence import share_tokens
 from foundation.models.architecture.shapes import set_counts
@@ -51,7 +51,7 @@ class Division:
     plain: nn.Module | None
     """The `skeleton` of the model before; None if it is whole."""
     orders: Mapping[str, Tensor]
-    """Order of the rows of weights in which shares are contiguous, by name of the weight."""
+    """Row order that makes the shares of a weight contiguous, by name of the weight."""
 
     def whole(self, name: str, value: Tensor) -> Tensor:
         """Returns the whole of a weight, or of something of its shape, in the order of the model; all processes must call it.
@@ -145,7 +145,7 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ends_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the embedding of the tokens and the output layer of a language model where they are no weight of another module.
+    """Returns the embedding of the tokens and the output layer of a language model unless another module shares their weights.
 
     They are gathered for their own moment, as blocks are, and not with the rest, which stays for the whole step: of a Llama of a billion
     parameters and 32,000 tokens each has a sixteenth of the weights, and its gradient as much. Tied ones are one weight, and stay.
@@ -161,7 +161,7 @@ def ends_of(model: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def _reorder(model: nn.Module, split: Split) -> dict[str, Tensor]:
-    """Brings the outputs of layers into an order in which shares are contiguous; returns it by name of the weight."""
+    """Reorders the outputs of layers so that shares are contiguous; returns the order by name of the weight."""
     orders: dict[str, Tensor] = {}
     for name, order in split.orders().items():
         layer = model.get_submodule(name)
@@ -218,7 +218,7 @@ def _draw_apart_in(blocks: Sequence[nn.Module], rank: int) -> None:
     region = _OwnDropout(rank)
 
     def begin(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        region.begin(block, (states_given(args, kwargs),))
+        region.begin(block, (hidden_states_of(args, kwargs),))
 
     def end(block: nn.Module, args: Any, output: Any) -> None:
         region.end(block, (states_of(output),))
@@ -235,7 +235,7 @@ def _of_adapter(layer: nn.Module) -> list[nn.Module]:
 class _OwnDropout:
     """Gives each process random numbers of its own between a column and a row layer, or from the first block to the last.
 
-    The seed follows from the common state, so that a block that activation checkpointing computes again, or a training that goes on, draws
+    The seed follows from the common state, so that a block that activation checkpointing recomputes, or a resumed training, draws
     the same. That second run may stop before the end of the region, with the state restored by torch; so `begin` does not rely on `end`.
 
     Args:
@@ -247,7 +247,7 @@ class _OwnDropout:
         self.aside: Tensor | None = None
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        """Puts the random state aside and goes on from a seed of this process."""
+        """Saves the random state and continues from a seed of this process."""
         if module.training:
             device = args[0].device
             torch.rand((), device=device)  # a step on, or a region without draws before it would begin as the last one did
@@ -262,7 +262,7 @@ class _OwnDropout:
             self.aside = None
 
     def swap(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        """Within a region: goes on from the random state that was put aside, and puts aside this process's; or back."""
+        """Within a region: swaps the current random state with the saved one, or swaps them back."""
         if module.training and self.aside is not None:
             other, self.aside = self.aside, generator_state(args[0].device)
             set_generator_state(args[0].device, other)

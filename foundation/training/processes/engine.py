@@ -1,6 +1,6 @@
 """How the gradients of one training are computed and summed over processes: torch's own engine, driven by whole steps.
 
-    ddp     `DistributedDataParallel` reduces a bucket of gradients as soon as they are complete, while backward goes on
+    ddp     `DistributedDataParallel` reduces a bucket of gradients as soon as they are complete, while the backward pass runs
     fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes the gradients of the next one; what it does
             not shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
     tensor  between processes that share each layer there is nothing to sum: they have the same rows, hence the same gradients of what is

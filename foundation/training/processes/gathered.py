@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NO_ROW = -1
-"""What labels of vectors start with in a row that runs for its collectives alone, in a process that a batch has no rows for."""
+"""First label value of a filler row: it runs only for the collectives, in a process without rows of the batch."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Gathered:
     labels_nk: Tensor
     """Labels, float32."""
     own_n: Tensor
-    """Which of them are of this process, bool."""
+    """Mask of the gathered rows that this process owns, bool."""
     counted_b: Tensor
-    """Which rows of this process they are, int64."""
+    """Their row numbers in this process, int64."""
     num_rows: int
     """Rows of this process, counted or not."""
     group: ProcessGroup | None
@@ -64,7 +64,7 @@ def gathered(vectors_bD: Tensor, labels_bk: Tensor, team: Team, counts: bool | N
     Args:
         vectors_bD: Vectors of the rows of this process.
         labels_bk: Their labels, or what else belongs to each row and has no gradient, float32.
-        team: The processes; those that hold one model together have the same rows, and gather from the others alone.
+        team: The processes; those that hold one model together have the same rows, and gather only from the others.
         counts: Whether the rows of this process count; others are left out. None: those do whose first label is not `NO_ROW`.
     """
     import torch.distributed as dist

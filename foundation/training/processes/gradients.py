@@ -1,8 +1,8 @@
-"""How gradients travel between processes with `ddp`: whole, or compressed by the communication hooks of torch.
+"""How gradients are sent between processes with `ddp`: uncompressed, or compressed by the communication hooks of torch.
 
     float32    the sum of float32 gradients
     fp16       half of the bytes: gradients are rounded to float16 before they are summed; what is below 6e-8 becomes 0
-    powersgd   (https://arxiv.org/abs/1905.13727) each matrix G [n, m] travels as P [n, r] and Q [m, r], rank r:
+    powersgd   (https://arxiv.org/abs/1905.13727) each matrix G [n, m] is sent as P [n, r] and Q [m, r], rank r:
 
                    P = orthogonal(sum_ranks (G + E) Q),    Q = sum_ranks (G + E)^T P,    G' = P Q^T,    E <- G + E - G'
 
@@ -32,9 +32,9 @@ from foundation.core.target import Gradients
 Hook = Callable[[Any], "torch.futures.Future[Tensor]"]
 """Starts to sum a bucket of gradients (`torch.distributed.GradBucket`) over all processes."""
 WHOLE_SHARE = 0.1
-"""Share of the steps that powersgd leaves gradients whole for."""
+"""Share of the steps in which powersgd does not compress."""
 LEAST_WHOLE = 2
-"""The least steps of them; torch asks for two."""
+"""Fewest steps without compression; torch requires two."""
 TINY = 1e-8
 """Added to the norm of a column: a part of the model that no loss reads has gradients of zeros, which are orthogonal to nothing."""
 
@@ -43,7 +43,7 @@ def hook_of(gradients: Gradients, rank: int, num_steps: int, summed: Callable[[T
     """Returns the hook that sums gradients.
 
     Args:
-        gradients: How they travel.
+        gradients: How they are sent.
         rank: Rank of powersgd.
         num_steps: Steps of the training.
         summed: Sums a bucket in float32, in place.
@@ -64,7 +64,7 @@ def hook_of(gradients: Gradients, rank: int, num_steps: int, summed: Callable[[T
 
 
 def whole_steps(num_steps: int) -> int:
-    """Returns how many steps of a training powersgd leaves gradients whole for."""
+    """Returns the number of steps of a training in which powersgd does not compress."""
     return max(LEAST_WHOLE, math.ceil(WHOLE_SHARE * num_steps))
 
 

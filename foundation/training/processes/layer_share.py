@@ -1,4 +1,4 @@
-"""What one process has of a layer that several share, and the sums between them.
+"""One process's share of a layer, and the sums between processes.
 
     columns   the outputs are shared: W_p [O / P, I]. Every process reads the whole input, and has its outputs.
     rows      the inputs are shared: W_p [O, I / P]. Every process reads its inputs; outputs are summed, and the bias is added once.
@@ -121,7 +121,7 @@ def shared_axes(layer: nn.Module) -> tuple[Mapping[str, int], Mapping[str, int]]
 
 
 def styles_of(layer: nn.Module, columns: bool) -> dict[str, ParallelStyle]:
-    """Returns how torch shares a plain layer or an adapted one, by the name of its part; "" for the layer itself."""
+    """Returns torch's sharding style for each part of a plain or adapted layer, by the name of the part; "" for the layer itself."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     style = ColwiseParallel if columns else RowwiseParallel

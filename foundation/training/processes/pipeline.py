@@ -94,11 +94,11 @@ class _Step:
     """Rows of the whole batch, over all processes."""
     autocast: AbstractContextManager[object]
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Loss terms, summed over the rows that count; in the last stage alone."""
+    """Loss terms, summed over the rows that count; only in the last stage."""
 
 
 class _Stage(nn.Module):
-    """What torch runs as a stage; it has no parameters, as the model's are found in the model.
+    """The module that torch runs as a stage; it has no parameters of its own, they stay in the model.
 
     Args:
         pipeline: Runs it.
@@ -215,7 +215,7 @@ class Pipeline:
         return whole
 
     def filled(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns rows with further ones behind them, which do not count, so that all micro-batches have as many."""
+        """Returns rows with further ones after them, which do not count, so that all micro-batches have as many."""
         missing = -len(indices) % self.parts
         return np.concatenate([indices, np.repeat(indices[:1], missing)])
 

@@ -1,8 +1,8 @@
-"""Random numbers for rows that processes share, such as dropout: the same as in one process, whoever has a row.
+"""Random numbers for rows that processes share, such as dropout: the same as in one process, whichever process has a row.
 
 A process that has m of the B rows of a batch draws what one process would draw for all of them, B values where its own tensors have m, and
 takes the numbers of its rows. Then all processes draw the same from one seed, and the losses equal one process's up to the order of
-additions. Drawing is no part of the work that several processes share.
+additions. Drawing is not part of the work that several processes share.
 
     in place    aten::bernoulli_ (every dropout on a CPU, in attention too), uniform_, normal_, exponential_
     new         aten::rand, randn (paths that are dropped, noise)
@@ -46,7 +46,7 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tokens of a row."""
 
     def of(self, rows: NDArray[np.int64], every: NDArray[np.int64]) -> RowDraws:
-        """Says which rows are run, and returns the context to run them in.
+        """Sets which rows are run, and returns the context to run them in.
 
         Args:
             rows: The rows of this process, int64 `[m]`.
@@ -105,6 +105,6 @@ def row_draws(team: Team, device: torch.device, rows: Rows, runs_twice: bool) ->
 
 
 def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns an empty tensor of a shape whose axes lie in memory in the order of another one's: some kernels draw in this order."""
+    """Returns an empty tensor with the memory order of another one's axes: some kernels draw in this order."""
     order = sorted(range(tensor.ndim), key=lambda axis: -tensor.stride()[axis])
     return torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, GPT2Config, LlamaConfig, MixtralConfig
 
 from compress.devices.activations import rows_of, without_memory
-from compress.devices.given import Devices, devices
 from compress.devices.served import (
     Bytes,
     Division,
@@ -29,6 +28,7 @@ from compress.devices.served import (
     stage_bytes,
     stages,
 )
+from compress.devices.spec import Devices, devices
 from compress.devices.weights import Block, Weights, weights_of
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS, Task

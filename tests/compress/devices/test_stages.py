@@ -10,7 +10,7 @@ import pytest
 import transformers
 from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 
-from compress.devices.given import Devices, Link
+from compress.devices.spec import Devices, Link
 from compress.devices.trained import Training, in_flight, needed, proposal, proposals
 from foundation.core.target import Parallel
 

@@ -345,7 +345,7 @@ def tabled(patch: pytest.MonkeyPatch, rows: int, full: int, shards: int) -> Trai
 
 
 def held(config: Any, task: Task, rows: int, length: int) -> int:
-    return phases_of_backward(Step(config, task, rows, length, half=False))[0].kept  # until the first gradient is complete
+    return phases_of_backward(Step(config, task, rows, length, half=False))[0].saved  # until the first gradient is complete
 
 
 def test_activations_grow_with_rows_and_layers() -> None:

@@ -80,7 +80,7 @@ def test_what_a_cache_in_less_than_float_cost_stands_in_a_table_of_its_own() -> 
     cost = {"metrics": {"perplexity": 30.0}, "change": change, "tokens": {"equal_share": 0.75, "identical": 1, "prompts": 4}}
     given["variants"][1]["answers"][0]["cache_cost"] = cost
     [row] = generation(contents(given))["caches"]  # type: ignore[index]
-    assert (row["name"], row["what"]) == ("quantize int8, rest bf16", "cache int8 beside bf16")
+    assert (row["name"], row["what"]) == ("quantize int8, rest bf16", "cache int8 next to bf16")
     assert (row["before"], row["after"], row["change"], row["spread"]) == ("30.00", "30.90", "+3.00\xa0%", "+1.00 to +5.00\xa0%")
     assert (row["equal"], row["identical"]) == ("75.0\xa0%", "1 of 4")
 

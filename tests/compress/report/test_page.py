@@ -204,10 +204,10 @@ def test_the_settings_that_were_tried_are_shown() -> None:
     own = {**point, "instances": 1, "own": True, "rows_per_s": 200.0, "p99_ms": None, "concurrency": None}
     report["triton"]["tuned"] = {"model": "quantize-int8", "limit_p99_ms": 10.0, "best": point, "trials": [best, own]}
     text = Page(render(report)).text.replace("\u00a0", " ")
-    assert "Settings of the server that were tried" in text
+    assert "Server settings tried" in text
     for expected in ("1.20\u00d7", "no load was within the limit", "of the recipe", "whose p99 is at most 10.0 ms", "1.50"):
         assert expected in text, expected
-    assert "Settings of the server" not in render(make_report())
+    assert "Server settings" not in render(make_report())
     settings = {key: own[key] for key in ("instances", "threads", "max_batch_size", "max_queue_delay_us")}
     ratio = {"value": 1.03, "low": 0.98, "high": None}
     confirmed = {"proposed": settings, "repeats": 6, "rows_per_s": [], "own_rows_per_s": [], "ratio": ratio, "taken": False}

@@ -30,7 +30,7 @@ def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
     assert (folder / "tokenizer.json").is_file()
     (told,) = section(contents({"variants": [{"id": "baseline"}, {"id": "quantize", "divided": found}]}))
     assert told["id"] == "quantize"
-    assert told["told"].endswith("compared with the undivided model on 40 rows: the same answers to the last bit")
+    assert told["text"].endswith("compared with the undivided model on 40 rows: the same answers to the last bit")
 
 
 def test_ranks_that_answer_otherwise_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

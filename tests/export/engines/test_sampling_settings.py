@@ -31,7 +31,7 @@ from tests.export.engines.test_openvino_seq2seq import engine as seq2seq
 from tests.export.engines.test_openvino_seq2seq import in_torch
 from tests.export.generation import tiny_encoder_decoders
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
-from triton_repo.generation.served.asked import FIELDS
+from triton_repo.generation.served.request import FIELDS
 
 pytestmark = pytest.mark.whole
 

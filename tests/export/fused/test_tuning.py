@@ -36,7 +36,7 @@ class Clock:
         self.asked += 1
         arguments = launch.arguments
         sides = (arguments[name] for name in ("TILE_N", "TILE_O", "TILE_I"))
-        tile = Tile(*sides, num_warps=launch.num_warps, num_stages=launch.num_stages, halves=arguments["HALVES"])
+        tile = Tile(*sides, num_warps=launch.num_warps, num_stages=launch.num_stages, two_passes=arguments["HALVES"])
         if tile in self.too_large:
             raise OutOfResources(1, 0, "shared memory")
         return 1.0 if tile == BEST else 2.0 + CANDIDATES.index(tile)
@@ -132,7 +132,7 @@ def test_every_candidate_is_within_the_limits(tile: Tile, capability: int) -> No
     assert binary.over_limits() == []
 
 
-@pytest.mark.parametrize("tile", [tile for tile in tuning.WIDE if tile.halves])
+@pytest.mark.parametrize("tile", [tile for tile in tuning.WIDE if tile.two_passes])
 @pytest.mark.parametrize(
     "method", [pytest.param("exact", marks=pytest.mark.slow), pytest.param("branchless", marks=pytest.mark.slow), "logistic"]
 )

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from export.choices import Generation
 from export.export import Export
 from export.generation.prompts import Prompts, greedy
-from export.generation.questions import MOST_BYTES, asked, prompts_of, read_questions
+from export.generation.questions import MOST_BYTES, encode_question, prompts_of, read_questions
 from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -68,13 +68,13 @@ def test_a_file_that_holds_no_questions_is_one_line(content: bytes | None, messa
 
 def test_a_question_goes_through_the_chat_template() -> None:
     plain = tokenizer()
-    assert asked(of_transformers(plain), "cd").tolist() == plain("cd")["input_ids"]
+    assert encode_question(of_transformers(plain), "cd").tolist() == plain("cd")["input_ids"]
     plain.chat_template = TEMPLATE
-    assert asked(of_transformers(plain), "cd").tolist() == [ord(letter) - ord("a") for letter in "qcdza"]
-    assert asked(of_transformers(plain), "cd", chat=False).tolist() == plain("cd")["input_ids"]
+    assert encode_question(of_transformers(plain), "cd").tolist() == [ord(letter) - ord("a") for letter in "qcdza"]
+    assert encode_question(of_transformers(plain), "cd", chat=False).tolist() == plain("cd")["input_ids"]
     plain.chat_template = "{{ raise_exception('Questions in pairs, please.') }}"
     with pytest.raises(InputError, match=r"Questions in pairs, please\."):
-        asked(of_transformers(plain), "cd")
+        encode_question(of_transformers(plain), "cd")
 
 
 def test_a_question_without_room_for_its_answer_is_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from export.graph.halves import float_tensors
+from export.graph.half_precision import float_tensors
 from export.graph.ranges import measure
 from tests.export import half_graphs
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from export.graph.unread_tokens import KnownGraph, _asked, drop_unread_tokens
+from export.graph.unread_tokens import KnownGraph, _rows_needed, drop_unread_tokens
 
 SIZES = st.integers(1, 4)
 
@@ -31,7 +31,7 @@ def passing(node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> list[int]:
     constants = {name: numpy_helper.from_array(value, name) for name, value in inputs.items() if value.dtype == np.int64}
     found = []
     for axis, size in enumerate(whole[0].shape):
-        rows = _asked(node, axis, KnownGraph(sizes, constants))
+        rows = _rows_needed(node, axis, KnownGraph(sizes, constants))
         if rows is None:
             continue
         found.append(axis)

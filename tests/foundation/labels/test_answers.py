@@ -36,7 +36,7 @@ def predictions(form: type[Labels], seed: int) -> tuple[np.ndarray, Labels]:
         context = "one two three four five six seven eight"
         ends = np.cumsum([len(word) + 1 for word in context.split()]) - 1
         read = Read(0, 4, np.stack([ends - [len(word) for word in context.split()], ends], axis=1), 12)
-        kept = [spans.kept_of(random.normal(size=(12, 2)).astype(np.float32), read, context, 0.0) for _ in range(N)]
+        kept = [spans.compress_logits(random.normal(size=(12, 2)).astype(np.float32), read, context, 0.0) for _ in range(N)]
         return np.stack(kept), spans.labels_of(np.zeros((N, 2), int), range(N), [True] * N, [["one two"]] * N)
     if form is transcripts.Transcripts:
         names = ("<pad>", "|", "a", "b")

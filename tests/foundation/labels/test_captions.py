@@ -137,6 +137,6 @@ def test_what_two_models_find_alike_is_counted_on_both_sides() -> None:
     swapped = vectors.copy()
     swapped[:4] = vectors[[1, 0, 2, 3]]
     one = labels.overlap(vectors, swapped, 1)
-    rows = labels.found(vectors, 1), labels.found(swapped, 1)
+    rows = labels.nearest(vectors, 1), labels.nearest(swapped, 1)
     assert one == pytest.approx(float((rows[0] == rows[1]).mean()))
-    assert labels.found(vectors, 10)[0].tolist().count(-1) == 2  # eight captions
+    assert labels.nearest(vectors, 10)[0].tolist().count(-1) == 2  # eight captions

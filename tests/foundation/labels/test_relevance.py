@@ -108,7 +108,7 @@ def test_overlap_counts_documents_in_common() -> None:
     texts, other, labels = drawn(), drawn(1), relevance.labels_of(QUERIES, DOCUMENTS, judgements())
     turned = texts @ np.linalg.qr(drawn(2)[:6])[0]
     assert labels.overlap(texts, 2 * turned) == 1.0
-    ours, theirs = labels.found(texts), labels.found(other)
+    ours, theirs = labels.nearest(texts), labels.nearest(other)
     assert len(ours) == labels.count() == QUERIES - 1
     shared = [len(set(a) & set(b)) / 10 for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
     assert labels.overlap(texts, other) == pytest.approx(float(np.mean(shared)))

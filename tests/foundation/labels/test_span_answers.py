@@ -20,7 +20,7 @@ def logits(seed: int, spread: float = 3.0) -> np.ndarray:
 
 
 def kept(values: np.ndarray, threshold: float | None = None) -> np.ndarray:
-    return np.stack([spans.kept_of(row, READ, CONTEXT, threshold) for row in values])
+    return np.stack([spans.compress_logits(row, READ, CONTEXT, threshold) for row in values])
 
 
 def divergence(p: np.ndarray, q: np.ndarray) -> float:

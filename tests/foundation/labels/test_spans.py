@@ -50,7 +50,7 @@ def answered(first: int, last: int, null: float = -9.0, threshold: float | None 
     logits = np.full((READ.length, 2), -5.0, np.float32)
     logits[0] = null / 2
     logits[5 + first, 0], logits[5 + last, 1] = score / 2, score / 2
-    return spans.kept_of(logits, READ, CONTEXT, threshold)
+    return spans.compress_logits(logits, READ, CONTEXT, threshold)
 
 
 def text_of(answer: Any) -> str:
@@ -134,7 +134,7 @@ def test_kept_logits_are_the_largest_ones_of_the_context() -> None:
     random = np.random.default_rng(0)
     characters = np.array([(2 * place, 2 * place + 1) for place in range(40)])
     logits = random.standard_normal((60, 2)).astype(np.float32)  # 15 of them padding
-    kept = spans.kept_of(logits, Read(0, 4, characters, 45), "x " * 40, 1.5)
+    kept = spans.compress_logits(logits, Read(0, 4, characters, 45), "x " * 40, 1.5)
     sides = spans.sides_of(kept[None])
     for side in range(2):
         own = logits[4:44, side]
@@ -144,7 +144,7 @@ def test_kept_logits_are_the_largest_ones_of_the_context() -> None:
         assert sides.first[0, side] == logits[0, side]
         assert sides.total[0, side] == pytest.approx(np.log(np.exp(logits[:45, side].astype(np.float64)).sum()), rel=1e-6)
     assert kept[spans.Part.NULL] == pytest.approx(float(logits[0].sum()) - 1.5)
-    few = spans.sides_of(spans.kept_of(logits, Read(0, 4, characters[:3], 8), "x " * 3, None)[None])
+    few = spans.sides_of(spans.compress_logits(logits, Read(0, 4, characters[:3], 8), "x " * 3, None)[None])
     assert (few.places == spans.NO_PLACE).sum() == 2 * (N_BEST - 3)
 
 
@@ -170,7 +170,7 @@ def test_long_answers_are_compared_as_a_whole() -> None:
     text = " ".join(f"w{number}" for number in range(100))
     characters = np.array([(0, len(text))])
     logits = np.zeros((3, 2), np.float32)
-    one, same, other = (spans.kept_of(logits, Read(0, 1, characters, 3), words, None) for words in (text, text, text[:-1] + "8"))
+    one, same, other = (spans.compress_logits(logits, Read(0, 1, characters, 3), words, None) for words in (text, text, text[:-1] + "8"))
     assert spans.predicted_words(one) == spans.predicted_words(same)
     assert spans.predicted_words(one) != spans.predicted_words(other)
     assert len(spans.predicted_words(one)) == spans.MOST_WORDS

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.core.target import Parallel
-from foundation.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_told_elsewhere, own_lines
+from foundation.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_reported_elsewhere, own_lines
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
@@ -77,7 +77,7 @@ def test_one_process_says_why_all_end(
     error: Exception, watched: bool, store: Store, told: bool, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
-    assert _is_told_elsewhere(error, store) == told
+    assert _is_reported_elsewhere(error, store) == told
     assert store.asked == asks
 
 

@@ -202,5 +202,5 @@ def test_weights_dequantized_once_give_the_same_answers_and_are_let_go(symmetric
     with dequantized_once(model):
         layer.weight.zero_()  # the packed weights are not read again
         assert torch.equal(model(rows), before)
-    assert layer.kept_OI is None
+    assert layer.cached_OI is None
     assert not torch.equal(model(rows), before)

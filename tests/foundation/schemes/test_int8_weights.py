@@ -64,7 +64,7 @@ def test_weights_dequantized_once_are_let_go() -> None:
     with dequantized_once(model):
         layer.weight.zero_()  # the codes are not read again
         assert torch.equal(model(rows), before)
-    assert layer.kept_OI is None
+    assert layer.cached_OI is None
     assert not torch.equal(model(rows), before)
 
 

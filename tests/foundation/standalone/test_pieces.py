@@ -102,7 +102,7 @@ def test_letters_that_a_tokenizer_may_still_clean_up_wait() -> None:
 def test_stop_texts_wait_only_for_what_may_still_come(texts: tuple[str, ...], expected: str) -> None:
     stop = StopTexts(texts)
     assert "".join([*(stop.add(letter) for letter in "abc"), stop.end()]) == expected
-    assert stop.add("more") == ("" if stop.found else "more")
+    assert stop.add("more") == ("" if stop.complete else "more")
 
 
 def test_a_window_starts_anew_only_where_its_letters_read_the_same() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foundation.labels.tasks import TASKS
 from foundation.standalone.response import BLANK, DELIMITER, RESPONSES, STRING
-from foundation.standalone.windows import Asked, Read
+from foundation.standalone.windows import Question, Read
 
 NAMES = ("no", "yes", "perhaps")
 ROWS = st.lists(st.lists(st.floats(-90, 90, width=32), min_size=3, max_size=3), min_size=1, max_size=6)
@@ -52,7 +52,7 @@ def test_all_labels_come_with_their_sigmoids_the_likeliest_first(rows: list[list
 
 @pytest.mark.parametrize("form", RESPONSES)
 def test_outputs_are_as_announced(form: str) -> None:
-    told: dict[str, Any] = {"entities": ("a", ((1, 0, 1),)), "span": Asked("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
+    told: dict[str, Any] = {"entities": ("a", ((1, 0, 1),)), "span": Question("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
     told["transcript"] = 4
     names = (BLANK, DELIMITER, "a") if form == "transcript" else NAMES
     placed = [told[form.partition("-")[0]]] * 4 if form.partition("-")[0] in told else []

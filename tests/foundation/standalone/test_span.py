@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from foundation.standalone.response import RESPONSES, answer, best_spans
-from foundation.standalone.windows import Asked, Read
+from foundation.standalone.windows import Question, Read
 
 N_BEST, LONGEST = 20, 30
 RANDOM = np.random.default_rng(0)
 CONTEXT = "aa bb cc dd ee ff gg hh ii jj"
 CHARACTERS = np.array([(3 * number, 3 * number + 2) for number in range(10)])
-ASKED = Asked(CONTEXT, None, (), (Read(0, 4, CHARACTERS[:6], 11), Read(11, 15, CHARACTERS[4:], 11)))
+ASKED = Question(CONTEXT, None, (), (Read(0, 4, CHARACTERS[:6], 11), Read(11, 15, CHARACTERS[4:], 11)))
 """Two windows of ten words, which share two."""
 
 

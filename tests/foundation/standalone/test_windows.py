@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from compress.reading.questions import span_in
 from compress.reading.squad import Gold
 from foundation.standalone.preprocess import Preprocessor
-from foundation.standalone.windows import Window, asked, joined, paired, parted, windows
+from foundation.standalone.windows import Window, joined, paired, parted, read_contexts, windows
 from tests import questions
 
 ROWS = questions.rows(120, unanswerable=0.2)
@@ -112,7 +112,7 @@ def test_the_question_is_never_cut_and_one_that_leaves_no_room_is_refused() -> N
 def test_joined_logits_are_parted_again() -> None:
     ours = prepared(24, 4)
     pairs = [(row["question"], row["context"]) for row in ROWS[:6]]
-    found = asked(ours, pairs)
+    found = read_contexts(ours, pairs)
     rows = [window for one in found for window in one.rows]
     owners = [one for one in found for _ in one.rows]
     lengths = [made.shape[1] for made in ours.tokenized(rows)]
@@ -131,5 +131,5 @@ def test_saved_preprocessors_read_windows_alike(tmp_path: Any) -> None:
     ours.save(tmp_path)
     again = Preprocessor.load(tmp_path)
     pair = ROWS[0]["question"], ROWS[0]["context"]
-    assert [one.rows for one in asked(again, [pair])] == [one.rows for one in asked(ours, [pair])]
+    assert [one.rows for one in read_contexts(again, [pair])] == [one.rows for one in read_contexts(ours, [pair])]
     assert (again.stride, again.null_threshold, again.per_token) == (4, None, True)

@@ -23,7 +23,7 @@ LEADS = ((5.0, True), (6.0, True), (7.0, False), (8.0, False), (6.5, True))
 def answers_of(threshold: float | None) -> np.ndarray[Any, Any]:
     """What is kept of the logits of each question by a model with a threshold: the best span is the first word, of score 0."""
     logits = [np.array([(lead / 2, lead / 2), (0, 0), (-9, -9)], np.float32) for lead, _ in LEADS]
-    return np.stack([spans.kept_of(one, READ, CONTEXT, threshold) for one in logits])
+    return np.stack([spans.compress_logits(one, READ, CONTEXT, threshold) for one in logits])
 
 
 @pytest.mark.parametrize("old", [0.0, 2.5, 6.75, 40.0, -3.0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from triton_repo.generation.served.asked import (
+from triton_repo.generation.served.request import (
     CHAT,
     FIELDS,
     INPUT_IDS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from triton_repo.generation.served import answer as answers
 from triton_repo.generation.served.answer import LENGTH, Answer
-from triton_repo.generation.served.asked import Limits, Refused, read
+from triton_repo.generation.served.request import Limits, Refused, read
 
 LIMITS = Limits(context=64, vocabulary=100, seconds=1000.0, chat=False, beams=False)
 

@@ -23,8 +23,8 @@ from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import batched as batching
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
-from triton_repo.generation.served.asked import FIELDS, Asked
 from triton_repo.generation.served.batched import Batched
+from triton_repo.generation.served.request import FIELDS, Request
 
 pytestmark = pytest.mark.whole
 
@@ -78,7 +78,7 @@ def submit(engine: Batched, prompt: np.ndarray, decode: Callable[[list[int]], st
     }
     client = Client()
     decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
-    engine.submit(Answer(Asked(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    engine.submit(Answer(Request(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
     return client
 
 

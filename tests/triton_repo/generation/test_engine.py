@@ -13,8 +13,8 @@ import pytest
 
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import LENGTH, Answer
-from triton_repo.generation.served.asked import BUSY, FAILED, FIELDS, WRONG, Asked, Broken, Busy, Refused
 from triton_repo.generation.served.engine import Engine
+from triton_repo.generation.served.request import BUSY, FAILED, FIELDS, WRONG, Broken, Busy, Refused, Request
 
 ROOM, WAITING = 2, 1
 
@@ -69,7 +69,7 @@ class Counter(Engine):
             self.error()
             for answer, count in list(self._answers.items()):
                 self._answers[answer] = count + 1
-                answer.take([count], LENGTH if count + 1 == answer.asked.values["MAX_TOKENS"] else None)
+                answer.take([count], LENGTH if count + 1 == answer.request.values["MAX_TOKENS"] else None)
                 if answer.ended:
                     del self._answers[answer]
 
@@ -96,7 +96,7 @@ def counting() -> Iterator[Counter]:
 def submit(engine: Engine, tokens: int = 3, seconds: float = 60.0, beams: int = 1) -> Client:
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": tokens, "TIMEOUT_SECONDS": seconds, "BEAMS": beams}
     client = Client()
-    engine.submit(Answer(Asked(np.array([5]), values, (), ()), client, lambda ids: "".join(chr(97 + one) for one in ids), 0))
+    engine.submit(Answer(Request(np.array([5]), values, (), ()), client, lambda ids: "".join(chr(97 + one) for one in ids), 0))
     return client
 
 

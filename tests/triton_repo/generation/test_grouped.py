@@ -18,8 +18,8 @@ from tests.export.generation.tiny_encoder_decoders import PAD, START, folder, so
 from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
-from triton_repo.generation.served.asked import FIELDS, Asked
 from triton_repo.generation.served.grouped import Grouped, Special
+from triton_repo.generation.served.request import FIELDS, Request
 
 pytestmark = pytest.mark.whole
 
@@ -63,7 +63,7 @@ def submit(engine: Grouped, source: np.ndarray, decode: Callable[[list[int]], st
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": 20, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": 3.0}
     client = Client()
     decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
-    engine.submit(Answer(Asked(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    engine.submit(Answer(Request(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
     return client
 
 

@@ -32,8 +32,8 @@ from tests.triton_repo.generation.tiny_language import MODES, PROPERTIES
 from triton_repo.generation.config import LanguageSettings, parameters
 from triton_repo.generation.served import batched, genai, onnx, seq2seq
 from triton_repo.generation.served.answer import Answer
-from triton_repo.generation.served.asked import BUSY, WRONG, Refused, read
 from triton_repo.generation.served.opened import Opened
+from triton_repo.generation.served.request import BUSY, WRONG, Refused, read
 
 pytestmark = pytest.mark.whole
 

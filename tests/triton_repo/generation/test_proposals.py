@@ -20,9 +20,9 @@ from triton_repo import layout
 from triton_repo.config import from_text
 from triton_repo.generation.layout import write_language_repository
 from triton_repo.generation.served.answer import Answer
-from triton_repo.generation.served.asked import Limits, Refused, read
 from triton_repo.generation.served.genai import open_model
 from triton_repo.generation.served.opened import Opened
+from triton_repo.generation.served.request import Limits, Refused, read
 from triton_repo.triton_repo import TritonRepo
 
 TOKENS = 40

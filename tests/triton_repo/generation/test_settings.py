@@ -14,8 +14,8 @@ from foundation.core.decoding import Decoding
 from tests.triton_repo.generation.test_engine import Client, Counter, counting, told
 from tests.triton_repo.generation.test_engine import submit as submitted
 from triton_repo.generation.served.answer import Answer
-from triton_repo.generation.served.asked import FIELDS, WRONG, Asked, Limits, Refused, read
 from triton_repo.generation.served.engine import generation_config
+from triton_repo.generation.served.request import FIELDS, WRONG, Limits, Refused, Request, read
 from triton_repo.generation.served.searching import rules_of
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -33,7 +33,7 @@ NAMES += ("rng_seed", "top_p", "min_p", "top_k", "num_beams", "num_return_sequen
 def answer(**given: Any) -> Answer:
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": 128, "TIMEOUT_SECONDS": 60.0}
     values |= {name.upper(): value for name, value in given.items()}
-    return Answer(Asked(np.array([5]), values, (), ()), Client(), lambda ids: "", 0)
+    return Answer(Request(np.array([5]), values, (), ()), Client(), lambda ids: "", 0)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,7 +17,7 @@ from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.triton_repo.generation.test_engine import Client
 from tests.triton_repo.generation.tiny_language import MODES, PROPERTIES
 from triton_repo.generation.served.answer import LENGTH, STOP, Answer
-from triton_repo.generation.served.asked import FIELDS, Asked
+from triton_repo.generation.served.request import FIELDS, Request
 from triton_repo.generation.served.stateful import Stateful
 
 TOKENS = 14
@@ -27,7 +27,7 @@ def ask(engine: Stateful, prompt: np.ndarray, stop_tokens: tuple[int, ...] = ())
     """The tokens of an answer, and why it ended."""
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": TOKENS, "TIMEOUT_SECONDS": 60.0, "IGNORE_EOS": True}
     client = Client()
-    engine.submit(Answer(Asked(prompt.astype(np.int64), values, (), stop_tokens), client, lambda ids: "x" * len(ids), 0))
+    engine.submit(Answer(Request(prompt.astype(np.int64), values, (), stop_tokens), client, lambda ids: "x" * len(ids), 0))
     assert client.over.wait(60)
     assert client.refused is None
     assert client.pieces[-1]["COMPLETION_TOKENS"] == sum(len(piece["TOKENS"]) for piece in client.pieces)

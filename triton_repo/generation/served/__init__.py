@@ -1,1 +1,1 @@
-"""What a language model in a Triton repository consists of: these files are copied there, and import nothing but each other."""
+"""The server code of a language model: these files are copied into the Triton repository, and import only each other."""

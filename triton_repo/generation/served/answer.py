@@ -21,14 +21,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .asked import FAILED, Asked
 from .pieces import Pieces
+from .request import FAILED, Request
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
 
 
 class Client(Protocol):
-    """Where an answer goes."""
+    """The receiver of an answer."""
 
     @property
     def gone(self) -> bool:
@@ -51,11 +51,11 @@ class Answer:
         held: See `pieces.Decoded`.
     """
 
-    def __init__(self, asked: Asked, client: Client, decode: Callable[[list[int]], str], held: int) -> None:
-        self.asked, self.client = asked, client
+    def __init__(self, request: Request, client: Client, decode: Callable[[list[int]], str], held: int) -> None:
+        self.request, self.client = request, client
         self._decode = decode
-        self._pieces = Pieces(decode, held, asked.stop)
-        self._deadline = time.monotonic() + asked.values["TIMEOUT_SECONDS"]
+        self._pieces = Pieces(decode, held, request.stop)
+        self._deadline = time.monotonic() + request.values["TIMEOUT_SECONDS"]
         self._sent = -math.inf
         """When the last piece was sent."""
         self._count = 0
@@ -68,7 +68,7 @@ class Answer:
     @property
     def places(self) -> int:
         """Rows of the cache of the model that the answer takes."""
-        return int(self.asked.values["BEAMS"])
+        return int(self.request.values["BEAMS"])
 
     @property
     def due(self) -> str | None:
@@ -84,18 +84,18 @@ class Answer:
             ids: Token ids.
             reason: Why the engine generates no more; None if it does. The answer then ends only if a stop text was found.
         """
-        for token in ids:  # one by one: tokens behind a stop text are no part of the answer
+        for token in ids:  # one by one: tokens after a stop text are not part of the answer
             self._tokens.append(token)
             self._unread.append(token)
             self._count += 1
-            if self.asked.stop:
+            if self.request.stop:
                 self._read()
-            if self._pieces.stopped or token in self.asked.stop_tokens:
+            if self._pieces.stopped or token in self.request.stop_tokens:
                 reason = STOP
                 break
         if reason is not None:
             self.end(reason)
-        elif self.asked.values["STREAM"] and self._tokens and time.monotonic() - self._sent >= self.asked.values["PIECE_SECONDS"]:
+        elif self.request.values["STREAM"] and self._tokens and time.monotonic() - self._sent >= self.request.values["PIECE_SECONDS"]:
             self._send({})
 
     def end(self, reason: str) -> None:
@@ -110,18 +110,18 @@ class Answer:
         self.ended = True
         self.client.refuse(line, code)
 
-    def give(self, found: Sequence[tuple[Sequence[int], str]]) -> None:
+    def give(self, results: Sequence[tuple[Sequence[int], str]]) -> None:
         """Sends the answers of a search, best first: token ids and reason of each.
 
         Raises:
             ValueError: There is none.
         """
-        if not found:
+        if not results:
             raise ValueError("the search came to no answer; the logits of the model may be no numbers")
         self.ended = True
-        for index, (ids, reason) in enumerate(found):
+        for index, (ids, reason) in enumerate(results):
             outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}
-            self.client.send(outputs, last=index == len(found) - 1)
+            self.client.send(outputs, last=index == len(results) - 1)
 
     def _read(self) -> None:
         """Turns tokens into text."""
@@ -130,7 +130,7 @@ class Answer:
             self._unread = []
 
     def _last(self, reason: str, count: int) -> dict[str, Any]:
-        return {"FINISH_REASON": reason, "PROMPT_TOKENS": len(self.asked.prompt), "COMPLETION_TOKENS": count}
+        return {"FINISH_REASON": reason, "PROMPT_TOKENS": len(self.request.prompt), "COMPLETION_TOKENS": count}
 
     def _send(self, more: dict[str, Any], *, last: bool = False) -> None:
         self._read()
@@ -140,7 +140,7 @@ class Answer:
 
 
 def in_a_line(error: Exception) -> str:
-    """Returns the message of an error; of a long one the end, where GenAI puts the reason behind the place in its code."""
+    """Returns the message of an error; of a long one the end, where GenAI puts the reason after the place in its code."""
     return " ".join(str(error).split())[-300:] or type(error).__name__
 
 

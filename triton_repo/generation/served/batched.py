@@ -27,7 +27,7 @@ class _Written:
     answer: Answer
     text: Text
     prompt: np.ndarray
-    """What has not been read of its prompt, int64."""
+    """Unread rest of its prompt, int64."""
 
     def take(self, logits: Logits) -> None:
         """Chooses the next token and passes it on."""
@@ -79,9 +79,9 @@ class Batched(Engine):
         return [*texts, *(answer for search in self._searches for answer in search.answers)]
 
     def _begin(self, answer: Answer) -> None:
-        prompt = np.asarray(answer.asked.prompt, np.int64)
+        prompt = np.asarray(answer.request.prompt, np.int64)
         before, start, rules = prompt[:-1].tolist(), int(prompt[-1]), rules_of(answer, self._ends)
-        if answer.asked.values["BEAMS"] > 1:
+        if answer.request.values["BEAMS"] > 1:
             beams = Beams(self._decoder, before)
             self._arrived.append(_Searched(answer, Search(beams, answer, rules, start, before), beams))
         else:

@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/chat_template.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/chat_template.py`, which replaces it next to a served model."""
 
 from foundation.standalone.chat_template import TemplateRefused
 

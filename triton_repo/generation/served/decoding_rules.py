@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/decoding_rules.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/decoding_rules.py`, which replaces it next to a served model."""
 
 from foundation.standalone.decoding_rules import Logits, Rules, Text, searching
 

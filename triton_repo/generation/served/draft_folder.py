@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/draft_folder.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/draft_folder.py`, which replaces it next to a served model."""
 
 from foundation.standalone.draft_folder import with_stand_in
 

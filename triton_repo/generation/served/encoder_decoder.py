@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/encoder_decoder.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/encoder_decoder.py`, which replaces it next to a served model."""
 
 from foundation.standalone.encoder_decoder import EncoderDecoder, Group
 

@@ -3,11 +3,11 @@
     submit() ---> waiting, at most `max_waiting` ---> running, in as many places as the engine has ---> ended
 
 An answer takes one place, a search one for each of its beams. Answers begin in the order in which they came: a search waits until its beams
-fit, and so do those behind it. A request that finds the queue full is refused at once, and so is a search that never fits. Whoever waits or
-runs and whose client has gone, or whose time is over, is ended within `PERIOD_SECONDS` and a step of the engine.
+fit, and so do those after it. A request that finds the queue full is refused at once, and so is a search that never fits. An answer
+whose client is gone or whose time is over ends within `PERIOD_SECONDS` and a step of the engine.
 
-The thread outlives every error. One of a single answer ends that answer alone. After one of the engine, all that run get an error, and the
-engine is made anew.
+The thread outlives every error. An error of one answer ends only that answer. After an error of the engine, all running answers get it, and
+the engine is recreated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from .answer import CANCELLED, Answer, in_a_line
-from .asked import Broken, Busy, Refused
+from .request import Broken, Busy, Refused
 
 PERIOD_SECONDS = 0.25
-"""Time between two looks at the clients; each costs a message to the server."""
+"""Time between two checks of the clients; each costs a message to the server."""
 STOP_SECONDS = 30.0
 TRY_LATER = "try again later"
-"""How the refusal ends that is not the fault of a request; the front of the server looks for it."""
+"""Suffix of the error message of an overloaded model; the front of the server looks for it."""
 NO_TOKEN = 2**31 - 1
 """An id that no token has."""
 
@@ -88,15 +88,15 @@ class Engine(ABC):
 
     @abstractmethod
     def _begin(self, answer: Answer) -> None:
-        """Begins an answer, or gives it whole."""
+        """Begins an answer, or completes it at once."""
 
     @abstractmethod
     def _step(self) -> None:
-        """Generates the next tokens of all that run."""
+        """Generates the next tokens of all running answers."""
 
     @abstractmethod
     def _drop_due(self) -> None:
-        """Ends those that run and have to end."""
+        """Ends the running answers that have to end."""
 
     @abstractmethod
     def _running(self) -> list[Answer]:
@@ -104,10 +104,10 @@ class Engine(ABC):
 
     @abstractmethod
     def _renew(self) -> None:
-        """Makes the engine anew after an error; none runs then."""
+        """Recreates the engine after an error; no answer runs then."""
 
     def _look(self) -> None:
-        """Ends whoever has to end; does nothing if it did so a moment ago."""
+        """Ends the answers that have to end; does nothing if it did so a moment ago."""
         now = time.monotonic()
         if now - self._looked < PERIOD_SECONDS and not self._closing:
             return
@@ -153,7 +153,7 @@ class Engine(ABC):
             self._step()
 
     def _next(self) -> Answer | None:
-        """Returns the first that waits, if there is room for it."""
+        """Returns the first waiting answer, if there is room for it."""
         with self._changed:
             self._taken = self._count()
             if self._closing or not self._waiting or self._taken + self._waiting[0].places > self._room:
@@ -181,7 +181,7 @@ class Engine(ABC):
 
 @contextmanager
 def alone(answer: Answer) -> Iterator[None]:
-    """Ends an answer with the error that is raised inside: whatever happens with one answer, the others go on."""
+    """Ends an answer with the error that is raised inside: a failed answer must not stop the others."""
     try:
         yield
     except Refused as error:
@@ -191,7 +191,7 @@ def alone(answer: Answer) -> Iterator[None]:
 
 
 def generation_config(answer: Answer, of_model: Any) -> Any:
-    """Returns the settings of an answer in GenAI's words.
+    """Returns the settings of an answer as GenAI's config.
 
     Args:
         answer: The answer.
@@ -202,16 +202,16 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     """
     import openvino_genai
 
-    asked, config = answer.asked, openvino_genai.GenerationConfig()
-    values = asked.values
+    request, config = answer.request, openvino_genai.GenerationConfig()
+    values = request.values
     config.max_new_tokens, config.ignore_eos = values["MAX_TOKENS"], values["IGNORE_EOS"]
     # stop tokens of the request are looked for in `Answer`: GenAI passes them over where it ignores the end token
     config.stop_token_ids = {token for token in of_model.stop_token_ids if token >= 0}
     # without an end token GenAI takes the tokenizer's, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = values["REPETITION_PENALTY"]
-    config.do_sample = asked.samples
-    if asked.samples:
+    config.do_sample = request.samples
+    if request.samples:
         config.temperature, config.rng_seed = values["TEMPERATURE"], values["SEED"]
         config.top_p, config.min_p = values["TOP_P"], values["MIN_P"]
         if values["TOP_K"]:

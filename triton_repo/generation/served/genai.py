@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from .asked import Limits
 from .engine import Engine
 from .language_text import LanguageText
 from .opened import Opened
 from .paged import Paged, Proposals
+from .request import Limits
 from .stateful import Stateful
 
 GENAI, DRAFT = "genai", "draft"

@@ -26,11 +26,11 @@ class Special:
     """Ids of special tokens."""
 
     start: int
-    """What the decoder reads before the first token."""
+    """Start token of the decoder."""
     pad: int
-    """What shorter sources are filled up with."""
+    """Padding token of shorter sources."""
     ends: list[int]
-    """What ends an answer."""
+    """End tokens of an answer."""
     first: int | None = None
     """The first token of every answer, if the model fixes it."""
 
@@ -70,7 +70,7 @@ class Grouped(Engine):
     def _step(self) -> None:
         """Encodes what has arrived, and generates the next token of every answer."""
         arrived, self._arrived = self._arrived, []
-        searches = [answer for answer in arrived if answer.asked.values["BEAMS"] > 1]
+        searches = [answer for answer in arrived if answer.request.values["BEAMS"] > 1]
         together = [answer for answer in arrived if answer not in searches]
         if together:
             self._groups.append(_Writing(self._model.begin([_source(answer) for answer in together]), together, self._special))
@@ -147,7 +147,7 @@ class _Beams:
         self._group, self._begun = group, False
 
     def step(self, tokens: np.ndarray, order: np.ndarray) -> Logits:
-        """Takes a step of the group; at first all beams go on from its one source."""
+        """Takes a step of the group; at first all beams continue its one source."""
         order = order if self._begun else np.zeros_like(order)
         self._begun = True
         return self._group.step(tokens, order)
@@ -158,4 +158,4 @@ class _Beams:
 
 
 def _source(answer: Answer) -> np.ndarray:
-    return np.asarray(answer.asked.prompt, np.int32)
+    return np.asarray(answer.request.prompt, np.int32)

@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/language_text.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/language_text.py`, which replaces it next to a served model."""
 
 from foundation.standalone.language_text import LanguageText
 

@@ -1,6 +1,6 @@
-"""Triton Python model of a language model: reads requests, and leaves the answers to an engine with a thread of its own.
+"""Triton Python model of a language model: reads requests, and passes the answers to an engine with its own thread.
 
-Its folder also holds the other files of this package that it needs, and what its engine reads: `genai/` of a decoder in OpenVINO GenAI,
+Its folder also holds the other files of this package that it needs, and the folder of its engine: `genai/` of a decoder in OpenVINO GenAI,
 `onnx/` of one in ONNX Runtime, `seq2seq/` of an encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets
 as many responses as its answer has pieces.
 """
@@ -19,8 +19,8 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Answer, in_a_line, tensors
-from .asked import FAILED, MODEL_FAILED, Refused, read
 from .outbox import Outbox
+from .request import FAILED, MODEL_FAILED, Refused, read
 
 FOLDER = Path(__file__).parent
 
@@ -47,31 +47,31 @@ class TritonPythonModel:
             client = _Client(request.get_response_sender(), self.outbox)
             try:
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-                asked = read(inputs, self.model.limits, self.model.tokenizer)
-                self.model.engine.submit(Answer(asked, client, self.model.tokenizer.decode, self.model.held))
+                prompt = read(inputs, self.model.limits, self.model.tokenizer)
+                self.model.engine.submit(Answer(prompt, client, self.model.tokenizer.decode, self.model.held))
             except Refused as error:
                 client.refuse(str(error), error.code)
-            except Exception as error:  # whatever happens with one request, the others go on
+            except Exception as error:  # a failed request must not stop the others
                 client.refuse(f"{type(error).__name__}: {in_a_line(error)}", FAILED)
 
     def finalize(self) -> None:
-        """Ends the threads; what was answered is sent first."""
+        """Ends the threads, after the finished answers are sent."""
         self.model.engine.close()
         self.outbox.close()
 
 
 class _Client:
-    """The sender of a request's responses. A client that cannot be reached any more has gone; the log of the server says why."""
+    """Sends the responses to one request. A client that cannot be reached is gone; the server's log says why."""
 
     def __init__(self, sender: Any, outbox: Outbox) -> None:
         self._sender, self._outbox = sender, outbox
-        self._gone = self._asked = self._ended = False
+        self._gone = self._queried = self._ended = False
 
     @property
     def gone(self) -> bool:
-        """Whether the client has cancelled the request, or a response could not be sent, as far as is known: has the server asked again."""
-        if not self._asked:
-            self._asked = True
+        """Whether the client has cancelled the request, or a response could not be sent. Also starts the next query of the server."""
+        if not self._queried:
+            self._queried = True
             self._outbox.put(self._ask)
         return self._gone
 
@@ -84,12 +84,12 @@ class _Client:
         self._outbox.put(lambda: self._send(self._error, line, code, last=True))
 
     def _ask(self) -> None:
-        """Asks the server whether the client has cancelled. Behind its last response a request is not there any more."""
+        """Asks the server whether the client has cancelled. After its last response a request no longer exists."""
         try:
             self._gone = self._gone or (not self._ended and bool(self._sender.is_cancelled()))
         except Exception as error:
             self._lose(error)
-        self._asked = False
+        self._queried = False
 
     def _send(self, make: Callable[..., Any], *what: Any, last: bool) -> None:
         self._ended = last

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from .asked import Limits
 from .batched import Batched
 from .language_text import LanguageText
 from .onnx_decoder import OnnxDecoder
 from .opened import Opened
+from .request import Limits
 
 ONNX, MODEL = "onnx", "model.onnx"
 

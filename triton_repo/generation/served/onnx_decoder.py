@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/onnx_decoder.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/onnx_decoder.py`, which replaces it next to a served model."""
 
 from foundation.standalone.onnx_decoder import PART, Beams, OnnxDecoder, together
 

@@ -1,11 +1,11 @@
-"""What a served model consists of, whatever its engine."""
+"""Parts of a served model, whatever its engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .asked import Limits, Tokenizer
 from .engine import Engine
+from .request import Limits, Tokenizer
 
 
 @dataclass(frozen=True)

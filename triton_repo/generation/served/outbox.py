@@ -22,7 +22,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Has a call carried out behind those before it. It has to handle its errors: another one would end the thread."""
+        """Queues a call. The call has to handle its own errors: an exception would end the thread."""
         self._calls.put(call)
 
     def close(self) -> None:

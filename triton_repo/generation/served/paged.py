@@ -29,7 +29,7 @@ MATCHED_TOKENS = 3
 
 @dataclass(frozen=True)
 class Proposals:
-    """What proposes tokens."""
+    """Source of proposed tokens."""
 
     tokens: int
     """Most tokens at once."""
@@ -94,7 +94,7 @@ class Paged(Engine):
             config.num_assistant_tokens = self._proposals.tokens
             if self._proposals.draft is None:
                 config.max_ngram_size = MATCHED_TOKENS
-        handle = self._pipeline.add_request(self._number, token_tensor(answer.asked.prompt), config)
+        handle = self._pipeline.add_request(self._number, token_tensor(answer.request.prompt), config)
         self._runs[self._number] = (answer, handle)
 
     def _step(self) -> None:
@@ -110,9 +110,9 @@ class Paged(Engine):
         self._settle()
 
     def _pass_on(self, answer: Answer, handle: Any, finished: bool) -> None:
-        if answer.asked.values["BEAMS"] > 1:
+        if answer.request.values["BEAMS"] > 1:
             if finished:
-                answer.give(_best_first(handle, answer.asked.values["ANSWERS"]))
+                answer.give(_best_first(handle, answer.request.values["ANSWERS"]))
             return
         ids: list[int] = []
         reason = None
@@ -120,7 +120,7 @@ class Paged(Engine):
             for output in handle.read().values():  # nothing in it where what came is empty
                 ids += output.generated_ids
                 reason = output.finish_reason
-        if self._proposals is not None and not answer.asked.values["IGNORE_EOS"]:
+        if self._proposals is not None and not answer.request.values["IGNORE_EOS"]:
             at = next((at for at, token in enumerate(ids) if token in self._ends), None)
             if at is not None:
                 answer.take(ids[: at + 1], STOP)

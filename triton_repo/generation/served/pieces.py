@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/pieces.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/pieces.py`, which replaces it next to a served model."""
 
 from foundation.standalone.pieces import Pieces
 

@@ -15,14 +15,14 @@ NAMES = ("MAX_TOKENS", "REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENA
 
 
 def rules_of(answer: Answer, ends: Iterable[int], first: int | None = None) -> Rules:
-    """Returns how the tokens of an answer are chosen.
+    """Returns the rules that choose the tokens of an answer.
 
     Args:
         answer: The answer.
         ends: Tokens that end an answer of the model.
         first: The first token, if the model fixes it.
     """
-    values = answer.asked.values
+    values = answer.request.values
     given = frozenset() if values["IGNORE_EOS"] else frozenset(ends)
     return Rules(ends=given, first=first, **{name.lower(): values[name] for name in NAMES})
 
@@ -50,7 +50,7 @@ class Search:
 
     def __init__(self, beams: Beams, answer: Answer, rules: Rules, start: int, before: Sequence[int] = ()) -> None:
         self._beams, self._answer, self._ends = beams, answer, rules.ends
-        values = answer.asked.values
+        values = answer.request.values
         self._steps = searching(rules, start, values["BEAMS"], values["LENGTH_PENALTY"], before)
         self._next = next(self._steps)
 
@@ -65,7 +65,7 @@ class Search:
             try:
                 self._next = self._steps.send(self._beams.step(*self._next))
             except StopIteration as found:
-                best: list[list[int]] = found.value[: self._answer.asked.values["ANSWERS"]]
+                best: list[list[int]] = found.value[: self._answer.request.values["ANSWERS"]]
                 self._answer.give([(tokens, STOP if tokens[-1] in self._ends else LENGTH) for tokens in best])
 
     def leave(self) -> None:

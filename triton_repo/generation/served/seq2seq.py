@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from .asked import Limits
 from .encoder_decoder import EncoderDecoder
 from .grouped import Grouped, Special
 from .language_text import LanguageText
 from .opened import Opened
+from .request import Limits
 
 SEQ2SEQ = "seq2seq"
 

@@ -37,7 +37,7 @@ class Stateful(Engine):
         return int(self._current is not None)
 
     def look(self) -> None:
-        """Ends whoever has to end."""
+        """Ends the answers that have to end."""
         self._look()
 
     def _renew(self) -> None:
@@ -56,8 +56,8 @@ class Stateful(Engine):
         """Gives the whole answer."""
         answer = self._current
         assert answer is not None, "begun"
-        streamer, prompt = _Streamer(answer, self), answer.asked.prompt
-        for most in stretches(len(prompt), answer.asked.values["MAX_TOKENS"], self._again):
+        streamer, prompt = _Streamer(answer, self), answer.request.prompt
+        for most in stretches(len(prompt), answer.request.values["MAX_TOKENS"], self._again):
             self._settings.max_new_tokens = most
             found = self._pipeline.generate(token_tensor(prompt), self._settings, streamer)
             if streamer.error is not None or answer.ended or found.finish_reasons[0] == _REASON.STOP:
@@ -83,7 +83,7 @@ class _Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
         self.error: Exception | None = None
 
     def write(self, token: int | Sequence[int]) -> openvino_genai.StreamingStatus:
-        """Takes a token; returns whether to go on."""
+        """Takes a token; returns whether to continue."""
         try:
             self._answer.take([token] if isinstance(token, int) else list(token))
             self._engine.look()

@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/stretches.py`, which lies in its place next to a served model."""
+"""Placeholder for `foundation/standalone/stretches.py`, which replaces it next to a served model."""
 
 from foundation.standalone.stretches import read_again_at, stretches
 

@@ -2,7 +2,7 @@
 
 A loss is a config with three methods. `wants` declares what to capture in student and teacher, `build` creates modules that are trained
 along with the student (projections between widths), `parts` computes the loss of each row. The formulas are pure tensor functions in the
-file of the loss. Unless a loss says otherwise, the loss of a row depends on that row alone, however it is batched or padded, so splitting
+file of the loss. Unless a loss says otherwise, the loss of a row depends only on that row, however it is batched or padded, so splitting
 a batch into micro-batches changes nothing. Means over tokens are taken per row.
 """
 
@@ -59,7 +59,7 @@ class Shape:
     decoder_layers: int = 0
     """Layers of an encoder-decoder's decoder, next to the `layers` of its encoder; 0 for a model with one stack of layers."""
     drops_tokens: bool = False
-    """Whether tokens leave the model behind some layer."""
+    """Whether tokens leave the model after some layer."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Shape:
@@ -88,7 +88,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a loss is applied to: the two models, the task, and the recipe key."""
+    """The setting of a loss: the two models, the task, and the recipe key."""
 
     student: Shape
     teacher: Shape
@@ -120,7 +120,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss is computed from: one batch, and what was captured of both models."""
+    """Inputs of a loss: one batch, and the captured tensors of both models."""
 
     setting: Setting
     batch: Batch
@@ -141,13 +141,13 @@ class Loss(Config):
     VECTORS_ALONE: ClassVar[bool] = False
     """Whether the loss is for tasks whose answers are vectors."""
     TAKES_VECTORS: ClassVar[bool] = False
-    """Whether a loss that compares answers can compare vectors, which are no logits of classes."""
+    """Whether a loss that compares answers can compare vectors, which are not logits of classes."""
     ONE_ANSWER: ClassVar[bool] = False
     """Whether the loss assumes one prediction or one vector per row; text-generation predicts at every token."""
     OWN_INPUTS: ClassVar[bool] = False
     """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
-    """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. Where it needs vectors alone,
+    """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. If it needs only vectors,
     the vectors of several micro-batches are compared (`foundation.training.grad_cache`)."""
     GATHERS: ClassVar[bool] = False
     """Whether a loss that compares rows gathers the rows of all processes; others need a single process."""
@@ -258,7 +258,7 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
             setting.key, f"{loss.name} compares the rows of a batch, which {team.data_size} processes split", remedy="run one process"
         )
     if loss.OWN_INPUTS and team.shards:
-        divides = f"parallel: {{{team.given}}} divides"
+        divides = f"parallel: {{{team.settings}}} divides"
         raise InputError(setting.key, f"{loss.name} needs the whole embeddings, which {divides}", remedy="give parallel: {strategy: ddp}")
     if team.pipeline > 1 and (loss.ACROSS_ROWS or not loss.ANSWERS_ONLY):
         raise InputError(

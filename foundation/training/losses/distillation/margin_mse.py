@@ -6,7 +6,7 @@ With the scores s of the student and t of the teacher, over all pairs (i, j) of 
 
 Hofstaetter et al. 2020, Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation
 (https://arxiv.org/abs/2010.02666), who take the pairs of a relevant and a wrong passage. All pairs need no labels, and what the teacher
-tells of two wrong ones counts too. Where scores lie is not learned, only how far they are apart: a reranker orders by that alone, so that a
+tells of two wrong ones counts too. The level of scores is not learned, only their differences: a reranker orders only by these, so that a
 student which is too small for the scores of its teacher need not spend anything on their level.
 
 A single candidate has the loss 0. All candidates of a query get its loss.

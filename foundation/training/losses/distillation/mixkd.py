@@ -133,7 +133,7 @@ class MixKD(Loss):
         from foundation.training.distillation.capture import Wanted
 
         half, device = len(share_b), device_of(capture.model)
-        first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))
+        first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _split_batch(half))
         return capture(mixture(capture.model, first, second, share_b), Wanted(logits=True)).logits
 
 
@@ -193,5 +193,5 @@ def draw(
     return partners, shares
 
 
-def _halves(half: int) -> tuple[slice, slice]:
+def _split_batch(half: int) -> tuple[slice, slice]:
     return slice(0, half), slice(half, None)

@@ -288,9 +288,9 @@ def test_sections_that_say_nothing_that_can_be_done_are_refused(section: dict[st
 
 def test_a_plan_says_whether_tokens_are_shared() -> None:
     team = Parallel(tensor=2, sequence=True).of(Team(0, 4))
-    assert (team.plan, team.given) == ("ddp, tensor 2 with sequence", "tensor: 2, sequence: true")
+    assert (team.plan, team.settings) == ("ddp, tensor 2 with sequence", "tensor: 2, sequence: true")
     team = Parallel(context=2, strategy="fsdp2").of(Team(3, 4))
-    assert (team.plan, team.given) == ("fsdp2, context 2", "context: 2")
+    assert (team.plan, team.settings) == ("fsdp2, context 2", "context: 2")
     assert (team.data_rank, team.data_size, team.context_rank, team.stream) == (1, 2, 1, 1)
     with pytest.raises(InputError, match=r"parallel\.context: 3 given for 4 processes; give 1 or 2 or 4"):
         Parallel(context=3).of(Team(0, 4))

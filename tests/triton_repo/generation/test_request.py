@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.standalone.chat_template import TemplateRefused
-from triton_repo.generation.served.asked import DEFAULT_TOKENS, FIELDS, Limits, Refused, read
+from triton_repo.generation.served.request import DEFAULT_TOKENS, FIELDS, Limits, Refused, read
 
 LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True)
 

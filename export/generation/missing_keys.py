@@ -1,4 +1,4 @@
-"""What a decoder keeps of the tokens that it has read, as its config tells: keys and values of every layer, or something else.
+"""Checks by its config whether a decoder caches keys and values in every layer, or something else.
 
 The graph of `export.generation.cached_graph` holds keys and values. Layers with a state of fixed size (Mamba, RWKV, linear attention, the
 convolutions of LFM2) overwrite it with every token, some layers keep an index next to keys and values (DeepSeek V3.2), and old models keep

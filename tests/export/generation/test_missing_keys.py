@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from export.generation.cached_graph import cached_graph
-from export.generation.kept import missing_keys
+from export.generation.missing_keys import missing_keys
 from foundation.core.errors import InputError
 from foundation.models.library import model_class
 from tests.export.generation.tiny_decoders import CONFIGS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from export.graph import halves
-from export.graph.halves import LARGEST, RULES, SHARE, Halved, clamp_masks, float_tensors, to_halves
+from export.graph import half_precision
+from export.graph.half_precision import LARGEST, RULES, SHARE, Halved, clamp_masks, float_tensors, to_half_precision
 from export.graph.ranges import measure
 from foundation.models.inputs.padding import MASKED
 from tests.export import half_graphs
@@ -108,13 +108,13 @@ def test_a_model_that_overflows_is_rescued_by_islands(monkeypatch):
     expected = run(model, rows)
     ranges = measure(model, float_tensors(model), [rows])
     assert max(ranges.largest.values()) > LARGEST["fp16"]
-    rescued = to_halves(model, ranges, "fp16")
+    rescued = to_half_precision(model, ranges, "fp16")
     assert "bert.encoder.layer.0.intermediate.dense/MatMul" in rescued.islands
     assert "bert.encoder.layer.1.intermediate.dense/MatMul" not in rescued.islands
     assert np.abs(run(rescued.model, rows) - expected).max() < CLOSE * np.abs(expected).max()
-    monkeypatch.setattr(halves, "RULES", tuple(rule for rule in RULES if rule.name not in ("range", "sums")))
+    monkeypatch.setattr(half_precision, "RULES", tuple(rule for rule in RULES if rule.name not in ("range", "sums")))
     with np.errstate(over="ignore"):
-        broken = to_halves(model, ranges, "fp16")
+        broken = to_half_precision(model, ranges, "fp16")
     assert not np.isfinite(run(broken.model, rows)).all()
 
 
@@ -157,7 +157,7 @@ class Case:
 
     def halved(self) -> Halved:
         model = self.model()
-        return to_halves(model, measure(model, float_tensors(model), [{"x": self.x}]), self.half)
+        return to_half_precision(model, measure(model, float_tensors(model), [{"x": self.x}]), self.half)
 
 
 def array(*values: float) -> np.ndarray:
@@ -226,9 +226,9 @@ def test_a_rule_puts_its_island_and_answers_break_without_it(rule, monkeypatch):
     assert any(name.endswith(f"/{case.island}") for name in places), with_rule.islands
     assert same(case, with_rule)
     if rule == "bridge":
-        monkeypatch.setattr(halves, "_bridges", lambda *_: iter(()))
+        monkeypatch.setattr(half_precision, "_bridges", lambda *_: iter(()))
     else:
-        monkeypatch.setattr(halves, "RULES", tuple(other for other in RULES if other.name != rule))
+        monkeypatch.setattr(half_precision, "RULES", tuple(other for other in RULES if other.name != rule))
     without = case.halved()
     assert not any(name in without.islands for name in places)
     assert rule in BY_PLACE_ALONE or not same(case, without)
@@ -308,4 +308,4 @@ def test_other_domains_and_subgraphs_are_refused():
     ranges = measure(model, float_tensors(model), [{"x": case.x}])
     model.graph.node[0].domain = "com.microsoft"
     with pytest.raises(ValueError, match=r"0/Relu \(com.microsoft:Relu\): flat graphs of ONNX operations are allowed"):
-        to_halves(model, ranges, "fp16")
+        to_half_precision(model, ranges, "fp16")

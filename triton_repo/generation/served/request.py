@@ -1,4 +1,4 @@
-"""What a client asks of a language model: the inputs of a request, read and checked.
+"""Requests to a language model: their inputs, read and checked.
 
 The prompt is one of three:
 
@@ -101,7 +101,7 @@ FIELDS = (
     Field("PRESENCE_PENALTY", "TYPE_FP32", 0.0, -100, 100, "subtracted from the logits of tokens of the answer; 0 alone in OpenVINO GenAI"),
     Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they occur in it; 0 alone in OpenVINO GenAI"),
     Field("SEED", "TYPE_INT64", 0, 0, 2**63 - 1, "seed of the sampling"),
-    Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "goes on past the end token"),
+    Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "continues past the end token"),
     Field(
         "BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search, each in a place of its own; above 1 needs STREAM false, and nothing is sampled"
     ),
@@ -121,7 +121,7 @@ FIELDS = (
     ),
 )
 SAMPLING = ("TOP_K", "TOP_P", "MIN_P", "SEED")
-"""What has no meaning while the most likely token is taken."""
+"""Settings without effect in greedy decoding."""
 
 
 PENALTIES = ("PRESENCE_PENALTY", "FREQUENCY_PENALTY")
@@ -142,7 +142,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model takes."""
+    """Limits of a model."""
 
     context: int
     """Most tokens of prompt and answer together."""
@@ -158,13 +158,13 @@ class Limits:
     subtracts: bool = True
     """Whether it takes a presence and a frequency penalty."""
     proposes: str = ""
-    """What proposes tokens to the model: draft, text, or nothing."""
+    """Source of proposed tokens: draft, text, or nothing."""
     apart: bool = False
     """Whether prompt and answer have a context each, as in an encoder-decoder."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request that can be answered."""
 
     prompt: np.ndarray
@@ -180,7 +180,7 @@ class Asked:
         return bool(self.values["TEMPERATURE"] > 0)
 
 
-def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer) -> Asked:
+def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer) -> Request:
     """Reads the inputs of a request.
 
     Args:
@@ -210,7 +210,7 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
         asked = f"{before}MAX_TOKENS {values['MAX_TOKENS']}"
         raise Refused(f"{asked} are more than the context of {limits.context} tokens; MAX_TOKENS up to {left} is allowed")
     values["TIMEOUT_SECONDS"] = min(limits.seconds, values["TIMEOUT_SECONDS"] or limits.seconds)
-    return Asked(prompt, values, stop, tuple(int(token) for token in stop_tokens))
+    return Request(prompt, values, stop, tuple(int(token) for token in stop_tokens))
 
 
 def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits: Limits) -> None:

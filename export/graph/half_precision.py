@@ -1,26 +1,26 @@
-"""A float32 or Q/DQ graph as a strongly typed half graph: float16 or bfloat16, with islands of float32 where halves are not enough.
+"""Converts a float32 or Q/DQ graph to a strongly typed half-precision graph: float16 or bfloat16, with islands of float32.
 
 TensorRT 11 has no precision flags: a tensor has the type that the graph gives it. This file writes that graph. Every float32 operation
-runs in halves, unless a rule of `RULES` makes it an island; a tensor that is produced in one type and read in another gets one Cast for
+runs in 16 bits, unless a rule of `RULES` makes it an island; a tensor that is produced in one type and read in another gets one Cast for
 all its readers. Weights are stored in the type they are read in. Inputs and outputs keep their types, so that logits stay float32.
 
     float16: |x| <= 65504, 11 bits of significand      bfloat16: |x| <= 3.4e38, 8 bits
 
 | rule         | island                                                | otherwise                                                        |
 | ------------ | ----------------------------------------------------- | ---------------------------------------------------------------- |
-| `types`      | operations that ONNX does not define for halves       | the graph is invalid                                             |
+| `types`      | operations that ONNX does not define for 16 bits      | the graph is invalid                                             |
 | `codes`      | QuantizeLinear and DequantizeLinear                   | scales are rounded to 11 bits, and those below 6e-8 are 0        |
 | `statistics` | normalizations, means and sums                        | sums over the hidden axis lose the small terms                   |
 | `softmax`    | Softmax, LogSoftmax                                   | its exponentials below 6e-8 are 0, and their sum is rounded      |
 | `powers`     | Pow, Exp, Log, Sqrt, Reciprocal, x * x                | a square overflows at 256 and an epsilon of 1e-8 is 0            |
-| `indices`    | what is rounded to an integer in the end              | T5 looks up another distance                                     |
+| `indices`    | values that are rounded to an integer in the end      | T5 looks up another distance                                     |
 | `gelu`       | Gelu and Erf of values whose cube is out of range     | the tanh form has a cube, which is infinite at 40                |
-| `range`      | what reads or writes values above `SHARE` * largest   | infinities                                                       |
-| `sums`       | products whose sum of |a| |b| is above that           | a kernel that adds up in halves overflows, though the sum fits   |
-| `bridge`     | an operation that stands between islands alone        | two casts for one operation, and an epsilon that is lost         |
+| `range`      | readers and writers of values above `SHARE` * largest | infinities                                                       |
+| `sums`       | products whose sum of |a| |b| is above that           | a kernel that adds up in 16 bits overflows, though the sum fits  |
+| `bridge`     | an operation whose neighbours are all islands         | two casts for one operation, and an epsilon that is lost         |
 
-`range`, `sums` and `gelu` look at what `export.graph.ranges` measured on calibration rows. Before that, `clamp_masks` replaces what masks
-add to or put in place of scores (-inf, -3.4e38) by `MASKED`: finite in halves, and its exponential is 0 all the same.
+`range`, `sums` and `gelu` use the ranges that `export.graph.ranges` measured on calibration rows. Before that, `clamp_masks` replaces the
+values of masks (-inf, -3.4e38) by `MASKED`: it is finite in 16 bits, and its exponential is still 0.
 
 Sums of integer products need no island: they are added up as int32.
 
@@ -46,9 +46,9 @@ from foundation.models.inputs.padding import MASKED
 Half = Literal["fp16", "bf16"]
 LARGEST: Final[Mapping[str, float]] = {"fp16": 65504.0, "bf16": 3.3895e38}
 SHARE: Final = 0.25
-"""Share of the largest half that a value may reach on calibration rows: others may be four times as large."""
+"""Share of the largest 16-bit value that a tensor may reach on calibration rows: other rows may be four times as large."""
 LOWEST_MASK: Final = -1e9
-"""Constants at or below it are taken for masks; no weight is that low."""
+"""Constants at or below it count as masks; no weight is that low."""
 _TYPES: Final = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 _NUMPY: Final = {half: helper.tensor_dtype_to_np_dtype(kind) for half, kind in _TYPES.items()}
 _STATISTICS: Final = frozenset(
@@ -73,12 +73,12 @@ _POWERS: Final = frozenset({"Pow", "Exp", "Log", "Sqrt", "Reciprocal"})
 _PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv"})
 _CODES: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _INDIFFERENT: Final = frozenset({"Shape", "Size"})
-"""Read a tensor in whatever type it has."""
+"""Operations that accept any type."""
 
 
 @dataclass(frozen=True)
 class Halved:
-    """A half graph, and why parts of it are not."""
+    """A half-precision graph, and the reasons for its float32 islands."""
 
     model: onnx.ModelProto
     islands: Mapping[str, str]
@@ -89,7 +89,7 @@ class Halved:
 
 @dataclass(frozen=True)
 class Facts:
-    """What rules may ask about a graph."""
+    """Facts about a graph that rules use."""
 
     half: Half
     ranges: Ranges
@@ -102,11 +102,11 @@ class Facts:
 
     @property
     def bound(self) -> float:
-        """Largest magnitude that a half may reach on calibration rows."""
+        """Largest magnitude of a 16-bit tensor on calibration rows."""
         return SHARE * LARGEST[self.half]
 
     def magnitude(self, tensor: str) -> float:
-        """Returns the largest |value| of a tensor on calibration rows; inf where it was no number."""
+        """Returns the largest |value| of a tensor on calibration rows; inf where it was not a number."""
         value = self.ranges.largest[tensor]
         return value if value == value else float("inf")
 
@@ -173,13 +173,13 @@ def clamp_masks(model: onnx.ModelProto) -> int:
     return changed
 
 
-def to_halves(model: onnx.ModelProto, ranges: Ranges, half: Half) -> Halved:
+def to_half_precision(model: onnx.ModelProto, ranges: Ranges, half: Half) -> Halved:
     """Returns the strongly typed half graph of a float or Q/DQ graph.
 
     Args:
         model: A flat graph in float32, its masks clamped (`clamp_masks`); left as it is.
         ranges: Ranges of this graph.
-        half: The type of everything that is no island.
+        half: The type of everything that is not an island.
 
     Raises:
         ValueError: The graph has subgraphs, or operations that are not ONNX's own.
@@ -269,7 +269,7 @@ class _Writer:
         self.weights = {item.name: item for item in _weights(graph)}
         self.type = dict.fromkeys((value.name for value in graph.input), TensorProto.FLOAT)
         """Type of each float tensor of the new graph."""
-        self.made: dict[tuple[str, int], str] = {}
+        self.cache: dict[tuple[str, int], str] = {}
         """Name of a tensor in a type that it was not produced in."""
         self.nodes: list[onnx.NodeProto] = []
 
@@ -296,11 +296,11 @@ class _Writer:
         return sum(node.name.endswith(_CAST) for node in nodes)
 
     def _name_output(self, node: onnx.NodeProto, index: int, name: str, wanted: int) -> None:
-        """Casts an output of the graph back to float32, under its name; later readers take what stands before the cast."""
+        """Casts an output of the graph back to float32, under its name; later readers take the tensor before the cast."""
         inner = f"{name}.{self.facts.half}"
         node.output[index] = inner
         self.type[inner] = wanted
-        self.made[name, wanted] = inner
+        self.cache[name, wanted] = inner
         self.type[name] = TensorProto.FLOAT
         self.nodes.append(helper.make_node("Cast", [inner], [name], f"{name}.fp32{_CAST}", to=TensorProto.FLOAT))
 
@@ -310,20 +310,20 @@ class _Writer:
             return name if wanted == TensorProto.FLOAT else self._stored(name, wanted)
         if self.type[name] == wanted:
             return name
-        if (name, wanted) not in self.made:
+        if (name, wanted) not in self.cache:
             suffix = "fp32" if wanted == TensorProto.FLOAT else self.facts.half
             output = f"{name}.{suffix}"
             self.nodes.append(helper.make_node("Cast", [name], [output], f"{output}{_CAST}", to=wanted))
-            self.made[name, wanted] = output
-        return self.made[name, wanted]
+            self.cache[name, wanted] = output
+        return self.cache[name, wanted]
 
     def _stored(self, name: str, wanted: int) -> str:
-        if (name, wanted) not in self.made:
+        if (name, wanted) not in self.cache:
             array: NDArray[np.float32] = numpy_helper.to_array(self.weights[name])
             halved = f"{name}.{self.facts.half}"
             self.graph.initializer.append(numpy_helper.from_array(array.astype(_NUMPY[self.facts.half]), halved))
-            self.made[name, wanted] = halved
-        return self.made[name, wanted]
+            self.cache[name, wanted] = halved
+        return self.cache[name, wanted]
 
 
 _CAST: Final = "/HalfCast"
@@ -341,7 +341,7 @@ def _set_type(node: onnx.NodeProto, wanted: int) -> None:
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yields constants wherever they stand: initializers, Constant and ConstantOfShape."""
+    """Yields all constants: initializers, Constant and ConstantOfShape."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
