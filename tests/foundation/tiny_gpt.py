@@ -33,6 +33,8 @@ CONFIGS = {
     },
 }
 """Models whose products are those that their graphs hold."""
+SHALLOW = {"mistral of one layer": {**CONFIGS["mistral"], "num_hidden_layers": 1}}
+"""For tests that trace: a layer takes two seconds."""
 MIXTURES = {
     "mixtral": {
         "model_type": "mixtral",
@@ -82,7 +84,7 @@ def checkpoint(kind: str = "gpt2") -> Path:
 def _checkpoint(kind: str) -> Path:
     folder = Path(_SCRATCH.name) / kind
     folder.mkdir()
-    config = ModelConfig(config={**CONFIGS, **MIXTURES}[kind], init="random", task="text-generation")
+    config = ModelConfig(config={**CONFIGS, **MIXTURES, **SHALLOW}[kind], init="random", task="text-generation")
     import_model(config, (), 0, folder, tokenizer=data().tokenizer)
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 from compress.recipe import Recipe, check
 from foundation.artifacts.artifact import Artifact
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from prune.prune import Prune
 from tests.export import sentiment
@@ -18,7 +19,7 @@ from tests.export import sentiment
 def pruned(stage: Prune, folder: Path, context: Context, out: Path) -> tuple[Any, dict[str, Any]]:
     """Prunes a checkpoint; returns the model and the figures."""
     out.mkdir()
-    config = load(folder).config
+    config = Checkpoint(folder).config
     stage.check(config, config, context)
     figures = stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
     return load(out), figures

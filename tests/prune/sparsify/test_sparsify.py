@@ -20,6 +20,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from foundation.training.kept_zeros import NOTE
@@ -46,7 +47,7 @@ def artifact(folder: Path, name: str = "baseline") -> Artifact:
 
 def made(stage: Any, folder: Path, context: Context, out: Path) -> tuple[Any, dict[str, Any]]:
     out.mkdir()
-    config = load(folder).config
+    config = Checkpoint(folder).config
     stage.check(config, config, context)
     figures = stage.run(artifact(folder), context, out)
     return load(out), figures
