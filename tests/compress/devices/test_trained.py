@@ -12,7 +12,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig
 
 from compress.devices import alive
 from compress.devices.activations import Step, numel, phases_of_backward, rows_of, without_memory
-from compress.devices.given import Devices
+from compress.devices.spec import Devices
 from compress.devices.trained import Known, Needed, Plan, Training, needed, plans, proposal
 from foundation.core.target import Checkpointing
 from foundation.labels.tasks import TASKS, Task
@@ -146,7 +146,7 @@ def test_a_block_that_is_computed_again_is_counted_once() -> None:
         known = Known()
         taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1, known)
         [phases] = known.phases.values()
-        complete = {phase.trained: phase.kept for phase in phases}
+        complete = {phase.trained: phase.saved for phase in phases}
         assert own in complete
         assert list(complete) == sorted(complete)
         assert taken.activations == max(complete.values())

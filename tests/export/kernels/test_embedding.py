@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +10,10 @@ from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
-from export.kernels.embedding import Lookup, embed_quantize, reference, summed
+from benchmarks.gpu import references
+from export.kernels.embedding import Lookup
 from export.kernels.norm import Norm
-from foundation.core.errors import InputError
+from tests.export.kernels.calls import embed_quantize
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
 Interpreted = Callable[..., Any]
@@ -36,7 +36,7 @@ def test_against_float64(interpreted: Interpreted, tokens: int, inputs: int, dty
     torch.manual_seed(seed)
     tables, norm = lookups(tokens, inputs, dtype), norm_of(inputs)
     codes, scales, kept = interpreted(embed_quantize, *tables, norm, scale)
-    exact, bound = exact_and_bound(summed(*tables), norm)
+    exact, bound = exact_and_bound(references.summed(*tables), norm)
     assert ((kept.double() - exact).abs() <= bound + torch.finfo(dtype).eps * (exact.abs() + bound)).all()
     check_rows(codes, scales, exact, bound, given=scale is not None)
 
@@ -57,22 +57,10 @@ def test_against_the_embeddings_of_bert(interpreted: Interpreted) -> None:
 
 def test_the_reference_agrees(interpreted: Interpreted) -> None:
     tables, norm = lookups(40, 96, torch.float32), norm_of(96)
-    for found, wanted in zip(interpreted(embed_quantize, *tables, norm, None), reference(*tables, norm, None), strict=True):
+    for found, wanted in zip(interpreted(embed_quantize, *tables, norm, None), references.embedding(*tables, norm, None), strict=True):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=1e-5, atol=1 if found.dtype == torch.int8 else 1e-5)
 
 
 def near_codes(codes: Tensor, wanted: Tensor) -> bool:
     wrong = codes != wanted.clamp(-128, 127)
     return wrong.double().mean().item() < 0.01 and (codes - wanted.clamp(-128, 127)).abs().max().item() <= 1
-
-
-def test_wrong_input_is_refused() -> None:
-    word, kind, position = lookups(4, 8, torch.float32)
-    norm = norm_of(8)
-    for at in (-1, 50):
-        with pytest.raises(InputError, match=f"word ids: .*{at}.* given; 0 to 49"):
-            embed_quantize((torch.full((4,), at), word[1]), kind, position, norm, 1.0)
-    with pytest.raises(InputError, match=r"position table: .* given; a contiguous tensor of float32"):
-        embed_quantize(word, kind, (position[0], position[1].half()), norm, 1.0)
-    with pytest.raises(InputError, match=r"scale: .* given; a positive number"):
-        embed_quantize(word, kind, position, norm, 0.0)

@@ -10,10 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.gpu import references
 from export.kernels.epilogue import Int8Weight, Output
-from export.kernels.gemm import int8_gemm, reference
 from foundation.core.errors import InputError
 from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, Int8Linear, LayerScales
+from tests.export.kernels.calls import int8_gemm
 
 Interpreted = Callable[..., Any]
 ROWS = st.sampled_from([1, 2, 15, 16, 17, 64, 65, 130])
@@ -44,7 +45,7 @@ def test_without_activation_every_bit_is_torchs(
     scale = torch.rand(rows, 1) * 0.1 + 1e-4 if dynamic else 0.037
     output = Output(dtype=torch.float32, scale=out_scale)
     found = interpreted(int8_gemm, x, scale, layer, output)
-    torch.testing.assert_close(found, reference(x, scale, layer, output), rtol=0, atol=0)
+    torch.testing.assert_close(found, references.gemm(x, scale, layer, output), rtol=0, atol=0)
 
 
 def test_sums_at_the_ends_are_exact(interpreted: Interpreted) -> None:
@@ -70,7 +71,7 @@ def test_activations_are_within_their_bound_of_float64(
     torch.manual_seed(seed)
     x, layer = codes(rows, 65), weight(33, 65, True)
     output = Output(activation, torch.float32)
-    y = reference(x, 0.03, layer, Output(dtype=torch.float32)).double()
+    y = references.gemm(x, 0.03, layer, Output(dtype=torch.float32)).double()
     exact, bound = FUNCTIONS[activation](y), 2.0**-20 * y.abs()
     assert ((interpreted(int8_gemm, x, 0.03, layer, output).double() - exact).abs() <= bound).all()
     half = interpreted(int8_gemm, x, 0.03, layer, replace(output, dtype=torch.float16)).double()
@@ -96,19 +97,12 @@ def test_the_kernel_is_the_layer_of_the_project(interpreted: Interpreted, rows: 
 
 
 def test_wrong_input_is_refused() -> None:
-    x, layer = codes(2, 4), weight(3, 4, True)
     for scale in (0.0, -1.0, float("nan")):
-        with pytest.raises(InputError, match=r"scale of x: .* given; a positive number"):
-            int8_gemm(x, scale, layer, Output())
-        with pytest.raises(InputError, match=r"scale of the output: .* given; a positive number"):
+        with pytest.raises(InputError, match="scale of the output must be positive"):
             Output(scale=scale)
     with pytest.raises(InputError, match=r"scale: .* given; a positive number"):
         Int8Weight(codes(2, 4), torch.tensor([1.0, 0.0]))
-    with pytest.raises(InputError, match=r"x: .* given; a contiguous tensor of int8"):
-        int8_gemm(codes(2, 5), 1.0, layer, Output())
-    with pytest.raises(InputError, match="1 to 131071"):
-        int8_gemm(codes(1, 2**17), 1.0, weight(1, 2**17, False), Output())
-    with pytest.raises(InputError, match=r"activation: .* given; none, gelu, silu"):
+    with pytest.raises(InputError, match="activation must be one of none, gelu, silu"):
         Output("relu")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="bias: "):
         Int8Weight(codes(2, 4), torch.ones(2), torch.ones(3))

@@ -8,8 +8,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from export.kernels.norm import Norm, norm_quantize, reference
+from benchmarks.gpu import references
+from export.kernels.norm import Norm
 from foundation.core.errors import InputError
+from tests.export.kernels.calls import norm_quantize
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
 Interpreted = Callable[..., Any]
@@ -52,7 +54,7 @@ def test_the_bound_excuses_few_codes(interpreted: Interpreted) -> None:
     codes, scales, _ = interpreted(norm_quantize, x, None, norm, 0.03, "norm")
     exact, bound = exact_and_bound(x, norm)
     assert check_rows(codes, scales, exact, bound, given=True).double().mean() < 0.01
-    torch.testing.assert_close(codes, reference(x, None, norm, 0.03, "norm")[0], rtol=0, atol=1)
+    torch.testing.assert_close(codes, references.norm(x, None, norm, 0.03, "norm")[0], rtol=0, atol=1)
 
 
 def test_ties_go_to_even_and_ends_saturate(interpreted: Interpreted) -> None:
@@ -70,15 +72,8 @@ def test_rows_of_zeros(interpreted: Interpreted) -> None:
 
 
 def test_wrong_input_is_refused() -> None:
-    norm = Norm(torch.ones(4), None, 1e-5)
-    for scale in (0.0, -1.0, float("nan")):
-        with pytest.raises(InputError, match=r"scale: .* given; a positive number"):
-            norm_quantize(torch.ones(2, 4), None, norm, scale, "sum")
-        with pytest.raises(InputError, match=r"eps: .* given; a positive number"):
-            Norm(torch.ones(4), None, scale)
-    with pytest.raises(InputError, match="residual: "):
-        norm_quantize(torch.ones(2, 4), torch.ones(2, 4).half(), norm, 1.0, "sum")
-    with pytest.raises(InputError, match="1 to 16384"):
+    for eps in (0.0, -1.0, float("nan")):
+        with pytest.raises(InputError, match="eps must be positive"):
+            Norm(torch.ones(4), None, eps)
+    with pytest.raises(InputError, match="1 to 16384 inputs"):
         Norm(torch.ones(16385), None, 1e-5)
-    with pytest.raises(InputError, match=r"keep: .* given; sum or norm"):
-        norm_quantize(torch.ones(2, 4), None, norm, 1.0, "both")  # type: ignore[arg-type]
