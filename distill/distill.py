@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
@@ -27,6 +27,7 @@ from foundation.labels.tasks import TASKS, Task, num_classes, tasks_with
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from transformers import PreTrainedConfig
 
     from distill.steps import Steps
@@ -47,7 +48,7 @@ class Distill(DistillSettings):
         """All processes train."""
         return processes
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Digests of the student's checkpoint (`student.path`), `extra_text` and `corpus`, where given."""
         from distill.plain_text import digest, read_plain
         from foundation.models.config import ModelConfig
@@ -226,7 +227,7 @@ class Distill(DistillSettings):
                 f"{self.key}.{given[0]}", "given", f"the rows of {task} are texts of pairs, which it would part", f"remove {given[0]}"
             )
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Trains the student and writes it as a checkpoint.
 
         Returns:
@@ -276,7 +277,7 @@ class Distill(DistillSettings):
             save(student.cpu(), source, out, note)
         return self._figures(history, steps, objective, len(split), num_labelled)
 
-    def _with_answers(self, context: Context, folder: Path, device: Any) -> Context:
+    def _with_answers(self, context: Context, folder: Path, device: torch.device) -> Context:
         """Returns the context with the answers of the first teacher as targets of the train split."""
         from distill.sequences import with_answers
         from foundation.models.checkpoint import load
@@ -286,7 +287,7 @@ class Distill(DistillSettings):
         train = with_answers(context.data.train, teacher, self.sequences, context.max_length, context.scratch, name, context.progress)
         return replace(context, data=replace(context.data, train=train))
 
-    def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, Any]:
+    def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, object]:
         """Returns the figures of `run`."""
         metric = steps.context.facts.metric + (" against the teacher" if steps.selects_by_agreement else "")
         return {

@@ -13,7 +13,7 @@ do not count in such a step: nobody wrote the true continuation of y.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -106,6 +106,6 @@ class Sampling:
         read_bT = torch.cat([start_b1, written_bT.masked_fill(behind_bT, 0)], dim=1)
         return replace(batch, features={**features, "decoder_input_ids": read_bT}, labels=labels_bT)
 
-    def _whole(self, tokens: int) -> dict[str, Any]:
+    def _whole(self, tokens: int) -> dict[str, int | float | bool]:
         """Returns the settings that sample from the whole distribution."""
         return {"max_new_tokens": tokens, "do_sample": True, "temperature": self.settings.temperature}

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from tokenizers import Encoding, Tokenizer
@@ -30,6 +30,9 @@ from foundation.data.config import ColumnName
 from foundation.data.splits import content_key
 from foundation.data.tables import Quoting
 from foundation.standalone.preprocess import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CHUNK = 1024
 
@@ -156,7 +159,7 @@ def _stripped(row: Row) -> tuple[str, ...]:
     return tuple(text.strip() for text in ((row,) if isinstance(row, str) else row))
 
 
-def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
+def packed(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[str]:
     """Returns pieces of at most `max_length` tokens that together hold all texts, in order.
 
     A piece is longer only if a single character has more tokens than that.

@@ -35,7 +35,18 @@ from foundation.core.errors import InputError, Problem, nearest
 from foundation.labels.tasks import Task
 from foundation.models.adapters import model_folder
 from foundation.models.architecture.attention import probe
-from foundation.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
+from foundation.models.architecture.blocks import (
+    Arguments,
+    Keywords,
+    Output,
+    block_of,
+    blocks_of,
+    layer_name,
+    source_of,
+    stacks_of,
+    states_of,
+    with_layers,
+)
 from foundation.models.architecture.shapes import auto_class, remade
 from foundation.models.checkpoint import load
 from foundation.models.config import OWN_KEYS, ModelConfig, check_task, own_names
@@ -141,7 +152,7 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         InputError: The model has no repeated blocks, or its blocks differ in weights or depend on their position.
     """
     stacks, blocks = stacks_of(model, key), list(blocks_of(model, key).values())
-    student: Any = _seeded(lambda: remade(model, with_layers(model.config, layers)), seed)
+    student: PreTrainedModel = _seeded(lambda: remade(model, with_layers(model.config, layers)), seed)
     taken, weights = model.state_dict(), student.state_dict()
     places = dict(zip(blocks_of(student, key), layers, strict=True))
     copied = [layer for side, stack in enumerate(stacks) if side not in new for layer in stack.numbers]
@@ -188,9 +199,9 @@ def _check_same_outputs(model: PreTrainedModel, student: nn.Module, layers: Sequ
         InputError: A block computes something else.
     """
     stacks, blocks = stacks_of(model, key), list(blocks_of(model, key).values())
-    calls: dict[nn.Module, tuple[Any, Any, Tensor]] = {}
+    calls: dict[nn.Module, tuple[Arguments, Keywords, Tensor]] = {}
 
-    def record(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
+    def record(block: nn.Module, inputs: Arguments, options: Keywords, output: Output) -> None:
         calls[block] = (inputs, options, states_of(output))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
@@ -244,7 +255,7 @@ def check_student(student: Student, context: Context, num_labels: int | None, ke
         )
 
 
-def _has_head(student: Student, trained: Any, context: Context, num_labels: int | None) -> bool:
+def _has_head(student: Student, trained: PreTrainedConfig, context: Context, num_labels: int | None) -> bool:
     """Whether a checkpoint brings a head that `head: keep` would take: one for this task and these labels."""
     if not trained.architectures or not context.facts.answer.FROM_HEAD:
         return False

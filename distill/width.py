@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
 
 def head_dims_to_keep(model: nn.Module, attention: Attention, config: PreTrainedConfig) -> dict[tuple[str, int], Tensor]:
     """Returns the head dimensions to keep in one block, for every (weight, axis) that runs over them."""
-    old: Any = model.config
+    old: PreTrainedConfig = model.config
     shape = old.num_attention_heads, old.hidden_size // old.num_attention_heads
     kept_heads, kept_width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     rows = {what: _rows(model, name, part, shape[0] * shape[1]) for what, (name, part) in attention.parts.items()}
@@ -211,7 +211,7 @@ def _other_axes_summed(values: Tensor, axis: int) -> Tensor:
 
 def _rescale_queries(sliced: dict[str, Tensor], model: nn.Module, config: PreTrainedConfig, attentions: Mapping[int, Attention]) -> None:
     """Rescales the query weights in place, so that the remaining dimensions contribute the same attention scores as before."""
-    old: Any = model.config
+    old: PreTrainedConfig = model.config
     before, after = (each.hidden_size // each.num_attention_heads for each in (old, config))
     for attention in attentions.values():
         if not math.isclose(attention.scaling, before**-0.5):

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from foundation.core.errors import InputError
 from foundation.models.architecture.attention import find_attentions
@@ -108,7 +109,7 @@ class _BlockRunner:
         self._model, self._batches, self._stacks = model, batches, stacks_of(model, key)
         self._blocks = list(blocks_of(model, key).values())
         self._number = 0
-        self._outputs: dict[Stack, list[Any]] = {}  # of each stack that has run, by batch: output of its last finished block
+        self._outputs: dict[Stack, list[object]] = {}  # of each stack that has run, by batch: output of its last finished block
         attentions = find_attentions(model, key).cross.values() if len(self._stacks) > 1 else ()
         self._reads_source = {attention.parts[what][0] for attention in attentions for what in ("key", "value")}
 
@@ -141,7 +142,7 @@ class _BlockRunner:
         for batch in range(len(self._batches)):
             seen: list[Tensor] = []
 
-            def stop(_: nn.Module, args: tuple[Any, ...], seen: list[Tensor] = seen) -> None:
+            def stop(_: nn.Module, args: tuple[Tensor, ...], seen: list[Tensor] = seen) -> None:
                 seen.append(args[0])
                 raise _StopForward
 
@@ -169,11 +170,11 @@ class _BlockRunner:
             return features
         return {**features, "attention_mask": read_by_decoder(features["decoder_input_ids"], config.pad_token_id)}
 
-    def _run(self, batch: int) -> Any:
+    def _run(self, batch: int) -> object:
         """Runs a batch up to the end of the current block; returns the block's output, or None if a hook stopped the pass earlier."""
-        outputs: list[Any] = []
+        outputs: list[object] = []
 
-        def stop(_: nn.Module, args: Any, output: Any) -> None:
+        def stop(_: nn.Module, args: object, output: object) -> None:
             outputs.append(output)
             raise _StopForward
 
@@ -190,7 +191,7 @@ class _BlockRunner:
 
 
 @contextmanager
-def _removed(handles: Sequence[Any]) -> Iterator[None]:
+def _removed(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -199,7 +200,7 @@ def _removed(handles: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _replayed(blocks: Sequence[Any], output: Any) -> Iterator[None]:
+def _replayed(blocks: Sequence[nn.Module], output: object) -> Iterator[None]:
     """Makes blocks return `output` without computing. They stay in place, since a model may read their attributes."""
     for block in blocks:
         block.forward = lambda *args, **kwargs: output

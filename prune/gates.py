@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +89,10 @@ class _Current:
         return self.gates
 
 
-def _on_input(current: _Current, where: GateSite, number: int, width: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+def _on_input(current: _Current, where: GateSite, number: int, width: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
     """Returns a hook that gates the input `[b, ..., number * width]` of a layer."""
 
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x = args[0]
         gates_bn = current.gates.open(where, current.rows, number, x.device).repeat_interleave(width, dim=1)
         return (_over_rows(x, gates_bn), *args[1:])
@@ -101,17 +100,17 @@ def _on_input(current: _Current, where: GateSite, number: int, width: int) -> Ca
     return hook
 
 
-def _on_output(current: _Current, number: int) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+def _on_output(current: _Current, number: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
         return _over_rows(output, current.gates.open("hidden", current.rows, number, output.device))
 
     return hook
 
 
-def _on_router(current: _Current, block: int, number: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+def _on_router(current: _Current, block: int, number: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
     """Returns a hook that gates the routing weights of tokens `[b * L]`, ordered row by row."""
 
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states, chosen_Nk, weights_Nk, *rest = args
         gates_bE = current.gates.open((block, "experts"), current.rows, number, states.device)
         gates_NE = gates_bE.repeat_interleave(len(states) // current.rows, dim=0)

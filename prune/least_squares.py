@@ -14,7 +14,7 @@ changes in earlier layers are ignored. Not supported: experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,8 +138,8 @@ def gram_matrices(model: nn.Module, structure: Structure, layers: Sequence[str],
     sums: dict[str, Tensor] = {}
     masks: list[Tensor] = []
 
-    def keep(name: str) -> Any:
-        def hook(module: Any, args: tuple[Any, ...]) -> None:
+    def keep(name: str) -> Callable[[nn.Linear, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Linear, args: tuple[Tensor, ...]) -> None:
             mask_bL = masks[structure.stack_of(name)]
             x_NI = args[0].reshape(*mask_bL.shape, -1)[mask_bL.to(args[0].device)]
             if module.bias is not None:

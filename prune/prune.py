@@ -49,7 +49,7 @@ class Prune(PruneSettings):
 
         return processes if self.recover is not None or is_learned(self.method) else ALONE
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Measured latency depends on the engine and the machine."""
         if self.measure != "latency":
             return None
@@ -170,7 +170,7 @@ class Prune(PruneSettings):
             share = max(share, lowest_share(cost, incoming, limits, nothing))
         return select(cost, incoming, share, limits, nothing, uniform, self.key), sizes
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the pruned checkpoint.
 
         Returns:
@@ -193,7 +193,7 @@ class Prune(PruneSettings):
             take_part(self, context)
             return {}
         source, cut = self._cut_vocabulary(parent, context)
-        model, figures = load(source), list[dict[str, Any]]()
+        model, figures = load(source), list[dict[str, object]]()
         structure = Structure.of(model, self.key)
         latency = self._latency_budget(model, structure, source, context)
         first = self.cost(model, structure, latency)
@@ -277,7 +277,7 @@ class Prune(PruneSettings):
         timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
         return LatencyBudget.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
 
-    def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, Any]]:
+    def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, object]]:
         """Returns the checkpoint to prune, with its vocabulary cut if asked for, and the figures of that cut.
 
         Raises:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class RecoveryJob:
     """Folder for training checkpoints, so that a killed training resumes."""
     label: str
     """Name of the progress bar and of messages."""
-    depends: Mapping[str, Any]
+    depends: Mapping[str, object]
     """Everything else that the training depends on, JSON types; a checkpoint with other values is not resumed."""
 
 

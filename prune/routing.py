@@ -12,7 +12,6 @@ Tensor names carry their shapes: N tokens, k experts per token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,8 @@ def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> l
     counts = [torch.zeros(number, dtype=torch.int64) for number in structure.sizes.experts]
     mask_bL = torch.zeros(0, 0, dtype=torch.bool)
 
-    def counting(block: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def counting(block: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             chosen_Nk: Tensor = args[1]
             counts[block] += torch.bincount(chosen_Nk.cpu()[mask_bL.flatten()].flatten(), minlength=len(counts[block]))
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from prune.cost import GATED, Component, count_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from foundation.models.architecture.blocks import Output
     from foundation.models.architecture.structure import Structure
     from foundation.training.train import Batch, Objective
     from prune.gates import GateSite
@@ -91,7 +92,9 @@ def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> S
     components = {where: score for where, score in roots.items() if isinstance(where, tuple) and where[1] != "layer"}
     layers = torch.stack([seen.mean((block, "layer")).float() for block in range(structure.depth)])
     norms = [score for where, score in roots.items() if isinstance(where, str)]
-    return Scores(components, layers, torch.stack(norms).sum(dim=0) if norms else torch.zeros(0))
+    return Scores(
+        cast("dict[tuple[int, Component], Tensor]", components), layers, torch.stack(norms).sum(dim=0) if norms else torch.zeros(0)
+    )
 
 
 def comparable(scores: Scores) -> Scores:
@@ -120,6 +123,10 @@ def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scor
     return replace(scores, components=components)
 
 
+Where = tuple[int, str] | str
+"""What activations belong to: a component of a block, or a norm."""
+
+
 class _ActivationSums:
     """Accumulates the activations at the hook points of a model."""
 
@@ -128,8 +135,8 @@ class _ActivationSums:
 
         from prune.hook_points import HookPoints
 
-        self.sums: dict[Any, Tensor] = {}
-        self.tokens: dict[Any, int] = {}
+        self.sums: dict[Where, Tensor] = {}
+        self.tokens: dict[Where, int] = {}
         self.structure, self.masks = structure, list[Tensor]()
         hooks, sizes = HookPoints.of(model, structure), structure.sizes
         self.handles = []
@@ -150,10 +157,10 @@ class _ActivationSums:
         for handle in self.handles:
             handle.remove()
 
-    def mean(self, where: Any) -> Tensor:
+    def mean(self, where: Where) -> Tensor:
         return self.sums[where] / self.tokens[where]
 
-    def add(self, where: Any, mean: Tensor, tokens: int) -> None:
+    def add(self, where: Where, mean: Tensor, tokens: int) -> None:
         import torch
 
         self.sums[where] = self.sums.get(where, torch.zeros((), dtype=torch.float64)) + tokens * mean.cpu()
@@ -167,26 +174,26 @@ class _ActivationSums:
     def _before(self, model: nn.Module, name: str, where: tuple[int, Component], number: int) -> None:
         from prune.activation import activation
 
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             x_ND = self.valid_tokens(args[0], name)
             self.add(where, activation(x_ND.reshape(len(x_ND), number, -1)), len(x_ND))
 
         self.handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
 
-    def _norm(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def _norm(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
         from prune.activation import activation
 
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        def hook(module: nn.Module, args: object, output: Tensor) -> None:
             if output.dim() > 2:  # the output for a pooled row has no token axis
                 x_ND = self.valid_tokens(output, name)
                 self.add(name, activation(x_ND[:, :, None]), len(x_ND))
 
         return hook
 
-    def _block(self, block: int, name: str) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], None]:
+    def _block(self, block: int, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Mapping[str, Tensor], Output], None]:
         from prune.activation import block_influence
 
-        def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Output) -> None:
             given = args[0] if args else kwargs["hidden_states"]
             made = output[0] if isinstance(output, tuple) else output
             x_ND = self.valid_tokens(given, name)
@@ -194,11 +201,11 @@ class _ActivationSums:
 
         return hook
 
-    def _experts(self, block: int, number: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _experts(self, block: int, number: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         """Runs each expert alone on the tokens routed to it, to measure its contribution."""
         import torch
 
-        def hook(module: Any, args: tuple[Any, ...]) -> None:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             states_ND, chosen_Nk, weights_Nk = args[:3]
             kept_N = self.masks[0].flatten().to(states_ND.device)
             squares_E = torch.zeros(number, dtype=torch.float64)

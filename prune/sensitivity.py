@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ class Sensitivity:
         shares = [0.0, *self.distances]
         return float(np.interp(1 - count / self.part.size, shares, [0.0, *self.distances.values()]))
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, object]:
         """Returns the curves as JSON types."""
         curves = {"distances": self.distances, "metrics": self.metrics}
         points = {name: [[share, value] for share, value in curve.items()] for name, curve in curves.items() if curve}
@@ -101,10 +100,10 @@ def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Pa
     mask_S[list(kept)] = 1
     mask_I = mask_S.repeat_interleave(width_of(structure, part.block, part.component))
 
-    def inputs(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def inputs(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0] * mask_I.to(args[0].device), *args[1:])
 
-    def weights(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def weights(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states, chosen_Nk, weights_Nk, *rest = args
         return (states, chosen_Nk, weights_Nk * mask_S.to(states.device)[chosen_Nk], *rest)
 

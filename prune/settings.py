@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -90,10 +90,11 @@ class PruneSettings(ModelStage):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_alone(cls, values: Any) -> Any:
+    def _tokens_alone(cls, values: object) -> object:
         # A smaller vocabulary does not change the outputs for texts that it covers: the blocks stay, so there is nothing to recover.
-        alone = isinstance(values, dict) and values.get("granularity") in (["vocabulary"], ("vocabulary",))
-        return {"sparsity": 0.0, "recover": None, **values} if alone and not {"latency_ms", "speedup"} & values.keys() else values
+        if not isinstance(values, dict) or values.get("granularity") not in (["vocabulary"], ("vocabulary",)):
+            return values
+        return values if {"latency_ms", "speedup"} & values.keys() else {"sparsity": 0.0, "recover": None, **values}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

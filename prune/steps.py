@@ -65,7 +65,7 @@ class Steps:
     tokens: tuple[float, ...] = ()
     """Share of the tokens after each layer of the incoming model, if tokens left it; units are scored on a model that sees all of them."""
 
-    def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, Any]]:
+    def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, object]]:
         """Runs one iteration; a finished one is loaded from the scratch folder.
 
         Args:
@@ -99,7 +99,7 @@ class Steps:
                 write_json(temporary / FIGURES, {"figures": figures, "origin": [origin.layers, origin.hidden, origin.heads]})
         return small, origin, figures
 
-    def cut(self, model: nn.Module, origin: Origin, share: float, last: bool) -> tuple[nn.Module, Origin, dict[str, Any]]:
+    def cut(self, model: nn.Module, origin: Origin, share: float, last: bool) -> tuple[nn.Module, Origin, dict[str, object]]:
         """Removes the least important units until only `share` of the cost remains.
 
         Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -21,6 +21,15 @@ from foundation.models.architecture.origin import Origin
 from foundation.models.checkpoint import load, save
 
 FOLDER = "cut"
+
+
+class Handed(TypedDict):
+    """A `Cut`, as the first process hands it out."""
+
+    model: str
+    source: str
+    origin: list[Any] | None
+    """The fields of the `Origin`."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +53,18 @@ def broadcast_cut(team: Team, cut: Cut | None, scratch: Path) -> None:
     """
     if team.size == 1:
         return
-    told: dict[str, Any] | None = None
+    told: Handed | None = None
     if cut is not None:
         with writing(scratch / FOLDER) as temporary:
             save(cut.model, cut.source, temporary, "Not trained yet")
-        origin = cut.origin and [cut.origin.layers, cut.origin.hidden, cut.origin.heads]
+        origin = None if cut.origin is None else [cut.origin.layers, cut.origin.hidden, cut.origin.heads]
         told = {"model": str(scratch / FOLDER), "source": str(cut.source), "origin": origin}
     team.broadcast(told)
 
 
 def received(team: Team) -> Cut | None:
     """Returns the model that the first process broadcasts; None if there is nothing to train."""
-    told: dict[str, Any] | None = team.broadcast(None)
+    told: Handed | None = team.broadcast(None)
     if told is None:
         return None
     origin = None if told["origin"] is None else Origin(*map(tuples, told["origin"]))

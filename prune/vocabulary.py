@@ -23,12 +23,13 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from foundation.artifacts.artifact import write_json
 from foundation.core.errors import InputError
+from foundation.core.json_value import Json
 from foundation.models.architecture.axes import axes_of
 from foundation.models.architecture.shapes import on_meta
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -42,20 +43,55 @@ KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 BATCH = 1024
 
 
+class Model(TypedDict, total=False):
+    """The model of a tokenizer, as far as it is read here."""
+
+    type: Required[str]
+    vocab: Required[dict[str, int] | list[tuple[str, float]]]
+    """Ids of tokens; of Unigram the tokens and their scores."""
+    merges: Sequence[str | Sequence[str]]
+    """Pairs of BPE; older files write them as one string."""
+    unk_token: str | None
+    unk_id: int | None
+    continuing_subword_prefix: str | None
+    end_of_word_suffix: str | None
+
+
+class AddedToken(TypedDict):
+    """A token besides those of the model."""
+
+    id: int
+
+
+class Padding(TypedDict):
+    """How rows are padded."""
+
+    pad_id: int
+
+
+class Document(TypedDict, total=False):
+    """The contents of tokenizer.json, as far as they are read here."""
+
+    model: Required[Model]
+    added_tokens: Required[list[AddedToken]]
+    padding: Padding | None
+    post_processor: Json
+
+
 @dataclass(frozen=True)
 class CutVocabulary:
     """A cut vocabulary and its tokenizer."""
 
     kept: Sequence[int]
     """Old ids, ascending."""
-    document: Mapping[str, Any]
+    document: Document
     """Contents of the new tokenizer.json."""
     unknown: float
     """Share of the tokens of the selection rows whose text becomes unknown or is dropped, in whole or in part."""
     changed: float
     """Share of the selection rows that are split into different tokens."""
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Returns the figures for the manifest, JSON types."""
         return {"vocabulary": len(self.kept), "unknown": self.unknown, "changed_rows": self.changed}
 
@@ -95,7 +131,7 @@ def cut_vocabulary(
     before, after = ids_of(prepared.tokenizer, selection), ids_of(tokenizer, selection)
     changed = sum(row != [new_id.get(token) for token in its] for row, its in zip(after, before, strict=True))
     tokenizer.no_truncation()  # rows become longer in smaller pieces: text beyond the maximum length does not count as lost
-    lost = lost_tokens(prepared.tokenizer, tokenizer, selection)
+    lost = lost_tokens(prepared.tokenizer, tokenizer, [row for row in selection if isinstance(row, str | tuple)])
     return CutVocabulary(kept, cut, lost / max(1, sum(map(len, before))), changed / max(1, len(after)))
 
 
@@ -112,7 +148,7 @@ def counts_from_pad(config: PreTrainedConfig, key: str) -> bool:
     return any(getattr(module, "padding_idx", None) is not None for name, module in leaves.items() if name not in tokens)
 
 
-def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[Any]) -> int:
+def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[str | tuple[str, str]]) -> int:
     """Counts the tokens of some texts that were known and now contain text that is unknown or dropped.
 
     Args:
@@ -135,7 +171,7 @@ def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[Any]) -> int:
     return lost
 
 
-def _places(encoding: Any) -> Iterable[tuple[tuple[int, int], int]]:
+def _places(encoding: Encoding) -> Iterable[tuple[tuple[int, int], int]]:
     """Yields every character position that a token covers, as (text of the pair, position), with the token."""
     for token, text, span in zip(encoding.ids, encoding.sequence_ids, encoding.offsets, strict=True):
         if text is not None:
@@ -147,7 +183,7 @@ def _counts(character: str) -> bool:
     return not character.isspace() and unicodedata.category(character)[0] not in "MC"
 
 
-def ids_of(tokenizer: Tokenizer, rows: Sequence[Any]) -> list[list[int]]:
+def ids_of(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[list[int]]:
     """Returns the token ids of texts, or of pairs of texts."""
     return [row.ids for start in range(0, len(rows), BATCH) for row in tokenizer.encode_batch_fast(list(rows[start : start + BATCH]))]
 
@@ -170,7 +206,7 @@ def with_vocabulary(config: PreTrainedConfig, kept: Sequence[int]) -> PreTrained
     return changed
 
 
-def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
+def closure(document: Document, used: Iterable[int]) -> set[int]:
     """Returns the tokens to keep so that the used tokens remain reachable, and no text becomes unknown that could be spelled out before.
 
     Args:
@@ -180,13 +216,13 @@ def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
     model, tokens = document["model"], vocabulary(document)
     ids = {token: number for number, token in tokens.items()}
     kept = set(used) | {entry["id"] for entry in document["added_tokens"]} | set(_special_ids(document.get("post_processor")))
-    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
+    prefix, suffix = _text(model.get("continuing_subword_prefix")), _text(model.get("end_of_word_suffix"))
     for token, number in ids.items():
         bare = token.removeprefix(prefix).removesuffix(suffix)
         if len(bare) == 1 or re.fullmatch(r"<0x[0-9A-F]{2}>", token) or token == model.get("unk_token"):
             kept.add(number)
-    if model["type"] == "Unigram" and model.get("unk_id") is not None:
-        kept.add(model["unk_id"])
+    if model["type"] == "Unigram" and (unknown := model.get("unk_id")) is not None:
+        kept.add(unknown)
     if model["type"] != "BPE":
         return kept
     made: dict[int, list[tuple[int, int]]] = {}
@@ -200,30 +236,31 @@ def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
     return kept
 
 
-def cut_tokenizer(document: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+def cut_tokenizer(document: Document, kept: Sequence[int]) -> Document:
     """Returns the contents of tokenizer.json for the smaller vocabulary.
 
     Args:
         document: Contents of tokenizer.json for the large vocabulary.
         kept: Ids that `closure` returned, ascending; ids of no token are skipped.
     """
-    changed, new_id = copy.deepcopy(dict(document)), {token: number for number, token in enumerate(kept)}
-    model = changed["model"]
-    if model["type"] == "Unigram":
-        model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new_id]
-        model["unk_id"] = new_id.get(model.get("unk_id"))
+    changed, new_id = copy.deepcopy(document), {token: number for number, token in enumerate(kept)}
+    model, old = changed["model"], changed["model"]["vocab"]
+    if isinstance(old, list):  # Unigram
+        unknown = model.get("unk_id")
+        model["vocab"] = [entry for number, entry in enumerate(old) if number in new_id]
+        model["unk_id"] = None if unknown is None else new_id.get(unknown)
     else:
-        model["vocab"] = {token: new_id[number] for token, number in model["vocab"].items() if number in new_id}
+        model["vocab"] = {token: new_id[number] for token, number in old.items() if number in new_id}
     if model["type"] == "BPE":
-        prefix, vocab = model.get("continuing_subword_prefix") or "", model["vocab"]
+        prefix, vocab = _text(model.get("continuing_subword_prefix")), model["vocab"]
         model["merges"] = [
             [first, second]
             for first, second in _merges(model)
             if first in vocab and second in vocab and first + second.removeprefix(prefix) in vocab
         ]
     changed["added_tokens"] = [{**entry, "id": new_id[entry["id"]]} for entry in changed["added_tokens"] if entry["id"] in new_id]
-    if changed.get("padding"):
-        changed["padding"]["pad_id"] = new_id[changed["padding"]["pad_id"]]
+    if padding := changed.get("padding"):
+        padding["pad_id"] = new_id[padding["pad_id"]]
     _renumber(changed.get("post_processor"), new_id)
     return changed
 
@@ -248,15 +285,15 @@ def write_tokenizer(source: Path, cut: CutVocabulary, out: Path) -> None:
         write_json(out / "tokenizer_config.json", settings)
 
 
-def vocabulary(document: Mapping[str, Any]) -> dict[int, str]:
+def vocabulary(document: Document) -> dict[int, str]:
     """Returns the tokens of a tokenizer's model by id."""
     entries = document["model"]["vocab"]
-    if isinstance(entries, Mapping):
+    if isinstance(entries, dict):
         return {number: token for token, number in entries.items()}
     return {number: token for number, (token, _) in enumerate(entries)}
 
 
-def _merges(model: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _merges(model: Model) -> Iterable[tuple[str, str]]:
     """Yields the pairs that BPE merges; older files write them as one string."""
     for merge in model["merges"]:
         first, second = merge.split(" ") if isinstance(merge, str) else merge
@@ -281,7 +318,8 @@ def _id_places(post_processor: Any) -> Iterable[tuple[Any, Any]]:
         return
     for part in post_processor.get("processors", []):
         yield from _id_places(part)
-    for entry in (post_processor.get("special_tokens") or {}).values() if isinstance(post_processor.get("special_tokens"), dict) else ():
+    special = post_processor.get("special_tokens")
+    for entry in special.values() if isinstance(special, dict) else ():
         yield entry, "ids"
     for name in ("sep", "cls"):
         if isinstance(post_processor.get(name), list):
@@ -290,6 +328,11 @@ def _id_places(post_processor: Any) -> Iterable[tuple[Any, Any]]:
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
     """Returns the id of the unknown token, or None."""
-    model = json.loads(tokenizer.to_str())["model"]
-    unknown: int | None = model.get("unk_id") if model["type"] == "Unigram" else tokenizer.token_to_id(model.get("unk_token") or "")
+    model: Model = json.loads(tokenizer.to_str())["model"]
+    unknown: int | None = model.get("unk_id") if model["type"] == "Unigram" else tokenizer.token_to_id(_text(model.get("unk_token")))
     return unknown
+
+
+def _text(value: str | None) -> str:
+    """Returns a setting of a tokenizer, which may be null."""
+    return "" if value is None else value

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ def awq(
     group_size: int,
     *,
     symmetric: bool = True,
-) -> tuple[dict[str, Int4Scales], list[dict[str, Any]]]:
+) -> tuple[dict[str, Int4Scales], list[dict[str, object]]]:
     """Folds factors into a float model, in place, and chooses the scales of its weights.
 
     Args:
@@ -64,7 +63,7 @@ def awq(
         to their squares.
     """
     scales: dict[str, Int4Scales] = {}
-    figures = []
+    figures: list[dict[str, object]] = []
     of = {name: group for group in groups for name in group.layers}
     for names, observed in observe(model, layers, [group.layers for group in groups], batches, forward):
         for group in dict.fromkeys(of[name] for name in names):
@@ -142,7 +141,7 @@ def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
     return power_I / (power_I.max() * power_I.min()).sqrt()
 
 
-def describe(figures: Sequence[Mapping[str, Any]]) -> str:
+def describe(figures: Sequence[Mapping[str, object]]) -> str:
     """Returns a one-line summary of the figures of `awq`."""
     folded = [figure for figure in figures if figure["into"] is not None]
     reasons = [figure["reason"] for figure in figures if figure["into"] is None and figure["reason"]]

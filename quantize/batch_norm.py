@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +129,7 @@ def find_pairs(model: nn.Module, layers: Collection[str], features: Mapping[str,
     outputs: dict[str, list[Tensor]] = {}
     inputs: dict[str, list[Tensor]] = {}
 
-    def keep_output(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def keep_output(name: str) -> Callable[[nn.Module, object, Tensor], None]:
         return lambda module, given, output: outputs.setdefault(name, []).append(output)
 
     def keep_input(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -157,15 +156,15 @@ class _Readers(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._names: dict[int, list[str]] = {}
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
 
     def of(self, tensor: Tensor) -> list[str]:
         """Returns the names of the functions that read a tensor."""
         return self._names.get(id(tensor), [])
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         self._alive.append((args, kwargs, result))
         if result is None or any(True for _ in tensors_in(result)):  # calls that return only shapes or dtypes read no values

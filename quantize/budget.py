@@ -89,6 +89,6 @@ def loss(task: Task, reference: Array, logits: Array, labels: Labels | None, jud
     return TASKS[task].answer.disagreement(reference, logits)
 
 
-def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:
+def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Array:
 
     return compared(model, context.preprocessor(checkpoint), rows, BATCH_SIZE)

@@ -38,7 +38,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,27 @@ MSE_SMALLEST = 1 / 256  # smallest candidate, relative to the largest |x|
 MOMENTUM = 0.9  # weight of the previous value in the moving average
 ENTROPY_BINS = 2048
 ENTROPY_LEVELS = 128
+
+
+class InputFigures(TypedDict, total=False):
+    """The quantization figures of a layer's inputs; empty where it leaves them in float, or each token finds its scale."""
+
+    input_scale: float
+    clipped: float
+    """Share of the inputs on calibration rows."""
+    input_sqnr_db: float | None
+    selection_max_abs: float | None
+    """Largest input on selection rows; None where none reaches the layer."""
+    selection_clipped: float | None
+
+
+class LayerFigures(InputFigures):
+    """The quantization figures of a layer."""
+
+    name: str
+    max_abs: float | None
+    """Largest input on calibration rows."""
+    weight_sqnr_db: float | None
 
 
 @dataclass

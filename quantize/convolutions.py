@@ -17,7 +17,7 @@ Attention is recognised by running the model on a few rows: it calls softmax or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +96,8 @@ class _Names(TorchFunctionMode):
         self.called: set[str] = set()
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         self.called.add(str(getattr(func, "__name__", "")))
         return func(*args, **(kwargs or {}))
 

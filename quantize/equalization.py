@@ -17,7 +17,6 @@ Not supported: absorbing large biases (section 4.1.3), which is for normalized c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ CONVERGED = 1e-3  # largest |log s| in a round that counts as converged
 SMALLEST, LARGEST = 1e-5, 1e5  # limits of a factor: keep weights well inside the range of float32
 
 
-def equalize(model: nn.Module, layers: Mapping[str, nn.Linear], folds: Sequence[Fold]) -> list[dict[str, Any]]:
+def equalize(model: nn.Module, layers: Mapping[str, nn.Linear], folds: Sequence[Fold]) -> list[dict[str, object]]:
     """Equalizes the weight ranges of pairs of linear layers in place; the model computes the same afterwards, up to float rounding.
 
     Args:

@@ -58,7 +58,7 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
     rows = context.data.calibration(stage.calibration.rows, context.seed).rows
     budget = Budget.prepare(load(source, computing_device()), source, rows, context)
     tried: list[tuple[float, Quantized]] = []
-    attempts: list[dict[str, Any]] = []
+    attempts: list[dict[str, object]] = []
     for name, step in ladder(stage, limit).items():
         context.progress.log(f"  trying {name}")
         started = time.monotonic()

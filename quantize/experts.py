@@ -9,7 +9,6 @@ of others are dropped: the router decides as before, and the hidden states stay 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ def tokens_routed(
     counts = {name: torch.zeros(module.num_experts, dtype=torch.int64) for name, module in found.items()}
 
     def count(name: str, module: SeparateExperts) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
             chosen = inputs[1] if len(inputs) > 1 else named["top_k_index"]
             kept = chosen.flatten().cpu()
             counts[name] += torch.bincount(kept[kept < module.num_experts], minlength=module.num_experts)

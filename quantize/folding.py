@@ -39,10 +39,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
+from foundation.models.architecture.blocks import Arguments, Keywords
 from foundation.models.architecture.trace import tensors_in
 from foundation.models.layers.stored_linear import StoredLinear
-from quantize.calibration import Observed
+from quantize.calibration import Observed, S
 
 RESHAPING = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "__getitem__"}
@@ -78,7 +80,7 @@ class Group:
     """Why none can."""
 
 
-def groups(layers: Collection[str], folds: Sequence[Fold], observed: Observed[Any]) -> list[Group]:
+def groups(layers: Collection[str], folds: Sequence[Fold], observed: Observed[S]) -> list[Group]:
     """Groups the layers that ran: by the fold whose consumers they are, else by the tensor they read.
 
     Args:
@@ -141,16 +143,17 @@ def find_folds(
 class _Call:
     """One traced function call."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
     result: Any
+    """A tensor, or several."""
 
     @property
     def name(self) -> str:
         return str(getattr(self.function, "__name__", self.function))
 
-    def argument(self, position: int, keyword: str) -> Any:
+    def argument(self, position: int, keyword: str) -> object:
         return self.args[position] if len(self.args) > position else self.kwargs.get(keyword)
 
 
@@ -192,8 +195,8 @@ class _Recorder(TorchFunctionMode):
         self.flow = flow
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         # Calls that return only shapes or dtypes read no values; a call that returns None may have written into its argument.
         if result is None or any(True for _ in tensors_in(result)):
@@ -214,7 +217,7 @@ class _Frames:
         self._alive: list[Tensor] = []  # so that ids stay unique
         self._running = [OUTSIDE]
 
-    def see(self, value: Any) -> None:
+    def see(self, value: object) -> None:
         """Records that the running forward pass can see the tensors in a value."""
         for tensor in tensors_in(value):
             self._seen.setdefault(id(tensor), set()).add(self._running[-1])
@@ -232,23 +235,23 @@ class _Frames:
                 return name
         return OUTSIDE
 
-    def follow(self, model: nn.Module) -> list[Any]:
+    def follow(self, model: nn.Module) -> list[RemovableHandle]:
         """Registers hooks on all modules; returns their handles."""
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
             handles.append(module.register_forward_hook(self._leaving))
         return handles
 
-    def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _entering(self, name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, args: object, kwargs: object) -> None:
             self.executed.add(name)
             self._running.append(name)
             self.see((args, kwargs))
 
         return hook
 
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, module: nn.Module, args: object, output: object) -> None:
         self._running.pop()
         self.see(output)
 
@@ -261,10 +264,10 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
         if all(owners[id(weight)] == 1 for weight in module.parameters(recurse=False))
     }
     flow = _Flow({id(module.weight): name for name, module in own.items() if isinstance(module, nn.Linear)})
-    runs: dict[str, tuple[Any, Any, Tensor]] = {}
+    runs: dict[str, tuple[Arguments, Keywords, Tensor]] = {}
 
-    def record_output(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def record_output(name: str) -> Callable[[nn.Module, Arguments, Keywords, object], None]:
+        def hook(module: nn.Module, args: Arguments, kwargs: Keywords, output: object) -> None:
             if isinstance(output, Tensor):
                 flow.produced.setdefault(name, []).append(output)
                 runs[name] = args, kwargs, output
@@ -305,7 +308,7 @@ def _looks_like_a_norm(module: nn.Module) -> bool:
     return not any(True for _ in module.children()) and "weight" in parameters and parameters.keys() <= {"weight", "bias"} and vectors
 
 
-def _scales(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> bool:
+def _scales(module: nn.Module, args: Arguments, kwargs: Keywords, output: Tensor) -> bool:
     """Whether dividing a norm's weight and bias by a factor divides its output by the same factor."""
     weights = dict(module.named_parameters(recurse=False))
     if any(weight.shape != output.shape[-1:] for weight in weights.values()):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -31,7 +30,7 @@ class Quantized:
     scales: Mapping[str, Scales]
     float_layers: Mapping[str, str]
     """The layers that stay float, each with the reason."""
-    figures: Mapping[str, Any]
+    figures: Mapping[str, object]
     warnings: list[str]
     sites: Sites = field(default_factory=Sites)
     """Attention products and residuals in int8."""
@@ -85,7 +84,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 
-    trained: dict[str, Any] = {}
+    trained: dict[str, object] = {}
     if settings.mode == "qat":
         del layers, rounded  # a training shards the weights, and these would keep whole ones
         scales, trained = steps.train(scales, observed.group, uncorrected)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def add_sites(
     forward: Forward,
     trial: Trial | None,
     progress: Progress,
-) -> tuple[Sites, dict[str, Any], list[Sensitivity]]:
+) -> tuple[Sites, dict[str, object], list[Sensitivity]]:
     """Finds the sites of a model whose linear layers have scales already, and chooses which of them are int8.
 
     Args:
@@ -117,7 +117,7 @@ def add_sites(
             choice = switch_on(sites.names, always, distances, floor, few.groups)
         rows = sensitivities(choice, distances_with(few, {}, {}, sites, lambda _: None)) if settings.scan else rows
     chosen = sites if choice is None else sites.only(choice.on)
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         "int8_products": f"{len(chosen.products)} of {len(sites.products)}",
         "int8_residuals": f"{len(chosen.residuals)} of {len(sites.residuals)}",
         "sites": site_figures(sites, ranges, choice, chosen.names),
@@ -249,7 +249,7 @@ def sites_of(ranges: Ranges, limit: Callable[[Histogram], float]) -> Sites:
     return Sites(products, {site: input_scale(limit(histogram)) for site, histogram in ranges.residuals.items()})
 
 
-def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collection[str]) -> list[dict[str, Any]]:
+def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collection[str]) -> list[dict[str, object]]:
     """Returns the figures of every site for the report: whether it is int8, the distance it adds, and its tensors."""
     scales: dict[str, tuple[Tensor, ...]] = {site: (found.left, found.right) for site, found in sites.products.items()}
     scales |= {site: (scale,) for site, scale in sites.residuals.items()}
@@ -264,7 +264,7 @@ def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collec
     ]
 
 
-def _figures(histogram: Histogram, scale: float) -> dict[str, Any]:
+def _figures(histogram: Histogram, scale: float) -> dict[str, object]:
     power, error = signal(histogram), noise(histogram, scale)
     decibels = None if power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)
     return {"scale": scale, "max_abs": histogram.largest, "clipped": clipped_share(histogram, scale), "sqnr_db": decibels}

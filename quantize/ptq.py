@@ -18,11 +18,12 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from foundation.core.arrays import Features
 from foundation.core.errors import InputError, Problem, nearest
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
@@ -31,7 +32,7 @@ from foundation.schemes.int8 import on_grid, weight_scale
 from foundation.schemes.scales import SMALLEST_SCALE, Layer, Scales
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor, Row
-from quantize.calibration import Histogram, Observed, clipped_share
+from quantize.calibration import Histogram, LayerFigures, Observed, clipped_share
 from quantize.convolutions import block_prefixes
 
 L = TypeVar("L", bound=Layer)
@@ -109,7 +110,7 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
             advance(len(indices))
 
 
-def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
+def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Features]]:
     """Yields batches of images and texts together. Where nothing after the end of a text counts, its mask says what is observed.
 
     Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
@@ -168,7 +169,7 @@ def range_warnings(rows: Sequence[Row], unreached: Sequence[str], *, chosen_by: 
     return warnings
 
 
-def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histogram], highest: int) -> list[str]:
+def compare_ranges(figures: Sequence[LayerFigures], selection: Observed[Histogram], highest: int) -> list[str]:
     """Adds the largest input and the clipped share on selection rows to each layer's figures; warns if calibration does not cover them.
 
     Args:
@@ -192,10 +193,11 @@ def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histog
     ]
 
 
-def _is_beyond(figure: Mapping[str, Any]) -> bool:
-    if figure["selection_max_abs"] is None:
+def _is_beyond(figure: LayerFigures) -> bool:
+    largest, covered, clipped = figure["selection_max_abs"], figure["max_abs"], figure["selection_clipped"]
+    if largest is None or covered is None or clipped is None:
         return False
-    return bool(figure["selection_max_abs"] > BEYOND * figure["max_abs"] and figure["selection_clipped"] > BEYOND_SHARE)
+    return largest > BEYOND * covered and clipped > BEYOND_SHARE
 
 
 def write_checkpoint(

@@ -11,7 +11,7 @@ selection rows. Not supported: quantizing a quantized checkpoint.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -40,7 +40,7 @@ class Quantize(QuantizeSettings):
         """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""
         return processes if self.mode != "ptq" else ALONE
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """The resolved weight bits, which depend on the processor, for mode `auto` the accuracy goal, and the metric of `goals.metric`
         where losses are counted in it."""
         from quantize.escalation import budget_of
@@ -100,7 +100,7 @@ class Quantize(QuantizeSettings):
         if self.mode != "ptq" and teacher is not None and self.qat.named:
             plan_of(self.qat, key, same_shape(config, teacher)).check(config, teacher, context, self.qat.micro_batch_size)
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Quantizes the model and writes the checkpoint.
 
         Returns:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from foundation.schemes.int8 import levels, weight_scale
 from foundation.schemes.int8_convolution import CONVOLUTIONS
 from foundation.schemes.scales import Grid, Layer, Scales
 from foundation.schemes.table import SCHEMES, Scheme, facts_of
-from quantize.calibration import Histogram, Observed, clipped_share, input_scale, noise, signal, threshold
+from quantize.calibration import Histogram, InputFigures, LayerFigures, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.choices import Method
 from quantize.group_scales import clipped_grid
 from quantize.ptq import mse_weight_scale
@@ -101,7 +100,7 @@ def round_weights(layers: Mapping[str, Layer], rounded: Mapping[str, Layer], sca
         layer.weight.data = scales[name].on_grid(rounded[name].weight.detach())
 
 
-def layer_figures(name: str, layer: Layer, rounded: Layer, scales: Scales, observed: Observed[Histogram]) -> dict[str, Any]:
+def layer_figures(name: str, layer: Layer, rounded: Layer, scales: Scales, observed: Observed[Histogram]) -> LayerFigures:
     """Returns the quantization figures of one layer, for the report; for a smoothed layer, of its smoothed inputs and weights.
 
     Args:
@@ -130,13 +129,13 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
     return float(weight_OI.double().square().sum()), float(error_OI.double().square().sum())
 
 
-def input_figures(scales: Scales, histogram: Histogram) -> dict[str, Any]:
+def input_figures(scales: Scales, histogram: Histogram) -> InputFigures:
     """Returns the quantization figures of a layer's inputs; none where it leaves them in float, or each token finds its scale."""
     row = facts_of(scales)
     if row.largest_activation is None:
         return {}
     scale = float(scales.tensors()["input_scale"])
-    figures: dict[str, Any] = {"input_scale": scale, "clipped": clipped_share(histogram, scale, row.largest_activation)}
+    figures: InputFigures = {"input_scale": scale, "clipped": clipped_share(histogram, scale, row.largest_activation)}
     if row.equal_steps:
         figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, scale))
     return figures

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Sensitivity:
     gain: float
     """May be negative, from noise or errors that cancel."""
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, object]:
         """Returns the fields as JSON types."""
         return asdict(self)
 
@@ -131,6 +131,6 @@ def rounded_input(x: Tensor, scales: Scales) -> Tensor:
             raise TypeError(f"no such scales: {type(scales).__name__}")
 
 
-def summary(sensitivities: Sequence[Sensitivity], measure: str, rows: int) -> dict[str, Any]:
+def summary(sensitivities: Sequence[Sensitivity], measure: str, rows: int) -> dict[str, object]:
     """Returns a scan as JSON types, for the manifest and the report."""
     return {"measure": measure, "rows": rows, "layers": [layer.as_row() for layer in sensitivities]}

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def smooth(
     alpha: float | Literal["auto"],
     prescale: bool,
     per_token: bool = False,
-) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
     """Smooths a float model: folds factors in place where possible, and returns those that cannot be folded.
 
     Args:
@@ -96,7 +96,7 @@ def smooth(
         (None: not smoothed), `error_before` and `error` (squared, relative to the squares of the float outputs).
     """
     vectors: dict[str, Tensor] = {}
-    figures = []
+    figures: list[dict[str, object]] = []
     for group in groups(layers, folds, observed):
         allowed = group.fold is not None or prescale
         alphas = (() if not allowed else ALPHAS) if alpha == "auto" else (alpha,) * allowed
@@ -122,7 +122,7 @@ def smooth(
     return vectors, figures
 
 
-def describe(figures: Sequence[Mapping[str, Any]]) -> str:
+def describe(figures: Sequence[Mapping[str, object]]) -> str:
     """Returns a one-line summary of the figures of `smooth`."""
     smoothed = [figure for figure in figures if figure["alpha"] is not None]
     folded = sum(figure["into"] != "input" for figure in smoothed)

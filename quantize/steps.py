@@ -41,7 +41,7 @@ from quantize.awq import describe as describe_awq
 from quantize.batch_norm import fold_batch_norms
 from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
-from quantize.calibration import Histogram, Observed, collect, threshold
+from quantize.calibration import Histogram, LayerFigures, Observed, collect, threshold
 from quantize.choices import Method, calibrators, default_calibrator
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
 from quantize.convolutions import convolutions, float_convolutions
@@ -51,7 +51,7 @@ from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
-from quantize.rounding.rounding import IntegerScales, round_layers
+from quantize.rounding.rounding import IntegerScales, mean_errors, round_layers
 from quantize.schemes import weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
@@ -146,7 +146,7 @@ class Steps:
         """Returns warnings about layers that the calibration rows do not reach, and about few rows if anything is chosen by them."""
         return range_warnings(self.rows, unreached, chosen_by=self.settings.learns_of_rows)
 
-    def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
+    def compare_ranges(self, figures: Sequence[LayerFigures], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
         """Adds input ranges on selection rows to the figures of each layer; returns a warning if calibration does not cover them."""
         split = self.context.data.selection
         selection = [split.rows[row] for row in split.labels.first(SELECTION_ROWS)]
@@ -159,7 +159,7 @@ class Steps:
 
     def train(
         self, scales: Mapping[str, Scales], group: Mapping[str, str], uncorrected: nn.Module | None
-    ) -> tuple[dict[str, Scales], dict[str, Any]]:
+    ) -> tuple[dict[str, Scales], dict[str, object]]:
         """Trains the model in int8, in place.
 
         Args:
@@ -182,28 +182,29 @@ class Steps:
         looks = {"selection": history.selection, "best_step": history.best_step}
         return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
 
-    def equalize_and_smooth(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def equalize_and_smooth(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Equalizes and smooths the float model; returns the factors that inputs must be divided by, and the figures of both."""
         smoothing = self.settings.smoothing
         if not self.settings.equalization and smoothing is None:
             return {}, {}
         layers = _linears(layers)
         vectors: dict[str, Tensor] = {}
-        figures: dict[str, Any] = {}
+        figures: dict[str, object] = {}
         folds = self._folds()
         if self.settings.equalization:
-            figures["equalization"] = equalize(self.model, layers, folds)
-            self.context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
+            figures["equalization"] = pairs = equalize(self.model, layers, folds)
+            self.context.progress.log(f"  equalization: {len(pairs)} pairs of layers")
         if smoothing is not None:
             channels = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
             how = smoothing.alpha, smoothing.prescale, SCHEMES[self.settings.scheme].activations == "dynamic"
-            vectors, figures["smoothquant"] = smooth(self.model, layers, folds, channels, self.bits, *how)
-            self.context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
+            vectors, smoothed = smooth(self.model, layers, folds, channels, self.bits, *how)
+            figures["smoothquant"] = smoothed
+            self.context.progress.log(f"  smoothquant: {describe(smoothed)}")
         return vectors, figures
 
     def weights(
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
-    ) -> tuple[dict[str, Grid], dict[str, Any]]:
+    ) -> tuple[dict[str, Grid], dict[str, object]]:
         """Returns scales and zero points of the weights, and the figures of AWQ, which folds factors into the float model."""
         size, symmetric = self.settings.group_size, self.settings.symmetric
         if not self.settings.awq:
@@ -215,7 +216,7 @@ class Steps:
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
         return {name: scales[name].grid for name in layers}, {"awq": figures}
 
-    def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
+    def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, object]]:
         """Returns the calibration method, None for a scheme without one, and the figures of `auto`."""
         methods, method = calibrators(self.settings.scheme), self.settings.calibrator
         if method != "auto":
@@ -242,7 +243,7 @@ class Steps:
         }
         return best, {"calibrators": figures}
 
-    def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
+    def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, object]]:
         """Returns the layers with rounded weights, and the figures; layers rounded to nearest, as all convolutions are, are unchanged."""
         method = self.settings.rounding
         if method == "nearest":
@@ -252,11 +253,11 @@ class Steps:
         each, batches = partial(self.context.progress.track, label=f"{self.name}: {method}"), partial(self.feed, f"{self.name}: moments")
         given = cast("Mapping[str, IntegerScales]", scales)
         rounded, figures = round_layers(self.model, linear, given, method, units, batches, forward, each)
-        before, after = (sum(layer[key] for layer in figures) / len(figures) for key in ("error_nearest", "error"))
+        before, after = mean_errors(figures)
         self.context.progress.log(f"  {method}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
         return {**layers, **rounded}, {"rounding": {"method": method, "layers": figures}}
 
-    def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
+    def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, object]:
         """Corrects the biases if asked to, and undoes it if the model moved further from float; returns the figures."""
         if not self.settings.bias_correction:
             return {}
@@ -276,10 +277,17 @@ class Steps:
             self.context.progress.warn(f"{self.name}: {reason}")
             for bias, bias_O in biases:
                 bias.data = bias_O
-        figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
         compared = {"before": before_n, "after": after_n, "difference": after_n - before_n}
-        figures["intervals"] = {name: bounds(values, trial.groups) for name, values in compared.items()}
-        return {"bias_correction": {**figures, "shifts": moved}}
+        figures = {
+            "measure": trial.measure,
+            "rows": len(trial.rows),
+            "before": before,
+            "after": after,
+            "kept": after <= before,
+            "intervals": {name: bounds(values, trial.groups) for name, values in compared.items()},
+            "shifts": moved,
+        }
+        return {"bias_correction": figures}
 
     def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
         """Returns the sensitivity of every layer, most sensitive first."""
@@ -305,7 +313,7 @@ class Steps:
 
     def choose_float_layers(
         self, layers: dict[str, Layer], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
-    ) -> tuple[dict[str, Layer], dict[str, str], dict[str, Any]]:
+    ) -> tuple[dict[str, Layer], dict[str, str], dict[str, object]]:
         """Returns the layers that stay quantized, those that return to float with the reason, and the figures."""
         if self.settings.mixed_precision is None:
             return layers, {}, {}
@@ -334,7 +342,7 @@ class Steps:
         }
         return {name: layer for name, layer in layers.items() if name in kept}, reasons, {"mixed_precision": figures}
 
-    def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, Any]]:
+    def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, object]]:
         """Returns the attention products and residuals in int8, and the figures; a sensitivity scan is extended by their rows."""
         if not (self.settings.attention or self.settings.residual):
             return Sites(), {}

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,13 @@ from foundation.schemes.int4 import Int4Scales, nearest
 from foundation.schemes.scales import Entry, Grid
 from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
-from quantize.calibration import Histogram, Observed, collect
+from quantize.calibration import Histogram, LayerFigures, Observed, collect
 from quantize.choices import Method, Rounding
 from quantize.folding import Fold, find_folds, groups
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import eliminate, elimination
-from quantize.rounding.rounding import IntegerScales, better_rows, grid_of
+from quantize.rounding.rounding import IntegerScales, OutputErrors, RoundingFigures, better_rows, grid_of
 from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_grids
 from quantize.smoothquant import Channels, smooth
 
@@ -107,10 +107,10 @@ class Written:
     """A byte for each group, written to `scales` at the end: a file that mixed them with the scales would not be aligned."""
     entries: dict[str, Entry] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
-    layers: list[dict[str, Any]] = field(default_factory=list)
-    smoothed: list[dict[str, Any]] = field(default_factory=list)
-    awq: list[dict[str, Any]] = field(default_factory=list)
-    rounding: list[dict[str, Any]] = field(default_factory=list)
+    layers: list[LayerFigures] = field(default_factory=list)
+    smoothed: list[dict[str, object]] = field(default_factory=list)
+    awq: list[dict[str, object]] = field(default_factory=list)
+    rounding: list[RoundingFigures] = field(default_factory=list)
 
 
 def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
@@ -382,7 +382,7 @@ def _write_better(
         rounded_OI = better_OI.float() * scale_OI / smooth_I
         grid_OI[start:stop] = rounded_OI
         squares = _added(squares, powers(rows_OI, rounded_OI, part))
-    relative = {"error_nearest": before / outputs if outputs else 0.0, "error": after / outputs if outputs else 0.0}
+    relative: OutputErrors = {"error_nearest": before / outputs if outputs else 0.0, "error": after / outputs if outputs else 0.0}
     written.rounding.append({"name": name, **relative})
     return grid_OI, *squares
 
@@ -416,10 +416,14 @@ def _new_grid(model: StreamedModel, name: str, scales: AnyScales, written: Writt
     return grid.T if name in model.transposed else grid
 
 
-def _layer_figures(name: str, scales: AnyScales, observed: Observed[Histogram] | None, power: float, error: float) -> dict[str, Any]:
+def _layer_figures(name: str, scales: AnyScales, observed: Observed[Histogram] | None, power: float, error: float) -> LayerFigures:
     histogram = None if observed is None else observed.of(name)
-    figures = {"name": name, "max_abs": histogram.largest if histogram else None, "weight_sqnr_db": decibels(power, error)}
-    return {**figures, **(input_figures(scales, histogram) if histogram else {})}
+    figures: LayerFigures = {
+        "name": name,
+        "max_abs": histogram.largest if histogram else None,
+        "weight_sqnr_db": decibels(power, error),
+    }
+    return {**figures, **input_figures(scales, histogram)} if histogram else figures
 
 
 def _stored(model: StreamedModel, name: str) -> StoredLinear:

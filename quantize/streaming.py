@@ -37,6 +37,7 @@ from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
+from quantize.rounding.rounding import mean_errors
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
@@ -93,7 +94,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
 
 def quantize_streamed(
     stage: QuantizeSettings, source: Path, out: Path, context: Context
-) -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
+) -> tuple[Mapping[str, object], Mapping[str, str], list[str]]:
     """Quantizes a float checkpoint from file to file, without loading all weights into memory.
 
     Args:
@@ -191,8 +192,8 @@ def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
     )
 
 
-def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str], None]) -> dict[str, Any]:
-    figures: dict[str, Any] = {"calibrator": settings.calibrator if settings.ranges else None, "rows": rows}
+def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str], None]) -> dict[str, object]:
+    figures: dict[str, object] = {"calibrator": settings.calibrator if settings.ranges else None, "rows": rows}
     if settings.alpha is not None:
         figures["smoothquant"] = written.smoothed
         log(f"  smoothquant: {describe(written.smoothed)}")
@@ -201,7 +202,7 @@ def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str
         log(f"  awq: {describe_awq(written.awq)}")
     if written.rounding:
         figures["rounding"] = {"method": settings.rounding, "layers": written.rounding}
-        before, after = (sum(layer[key] for layer in written.rounding) / len(written.rounding) for key in ("error_nearest", "error"))
+        before, after = mean_errors(written.rounding)
         log(f"  {settings.rounding}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
     return {**figures, "layers": written.layers}
 

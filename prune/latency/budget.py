@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -26,6 +26,9 @@ from foundation.models.architecture.structure import Sizes
 from prune.latency.table import LatencyTable
 from prune.latency.timing import LatencyTarget, Timing
 from prune.surgery import KeptUnits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 T = TypeVar("T")
 TOLERANCE = 0.03
@@ -38,7 +41,7 @@ class LatencyBudget:
 
     timing: Timing
     table: LatencyTable
-    incoming_config: Any
+    incoming_config: PreTrainedConfig
     """Transformers config of the incoming model."""
     incoming_ms: float
     """Measured latency of the incoming model."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from foundation.models.architecture.structure import Sizes, Structure
 from prune.cost import Component, count_of
-from prune.latency.table import LatencyTable
+from prune.latency.table import Curve, LatencyTable
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class LatencyCost:
         sizes, costs = self.structure.sizes, []
         for number in range(self.structure.depth):
             cost: Tensor = present_L[number] * self.table.block_ms
-            whats: tuple[tuple[Component, Any], ...] = (("heads", self.table.heads), ("ffn", self.table.ffn))
+            whats: tuple[tuple[Component, Curve], ...] = (("heads", self.table.heads), ("ffn", self.table.ffn))
             for what, curve in whats:
                 given, share = counts.get((number, what)), self._share(number, what)
                 ms = curve.at(count_of(sizes, number, what)) if given is None else curve.expected(given)

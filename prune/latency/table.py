@@ -21,8 +21,8 @@ corrected (`prune.latency.budget`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -35,6 +35,23 @@ POINTS = 6
 """Most points of each grid."""
 Point = tuple[int, int, int, int, int]
 """Depth, head groups, FFN neurons; head groups and FFN neurons of the last block."""
+
+
+class WrittenCurve(TypedDict):
+    """A `Curve`, as it is cached."""
+
+    counts: list[int]
+    ms: list[float]
+
+
+class Written(TypedDict):
+    """A `LatencyTable`, as it is cached."""
+
+    rest_ms: float
+    block_ms: float
+    heads: WrittenCurve
+    ffn: WrittenCurve
+    last: list[float]
 
 
 @dataclass(frozen=True)
@@ -111,16 +128,21 @@ class LatencyTable:
         return cls(full - many * whole + saved, max(0.0, whole - of_heads.ms[-1] - of_ffn.ms[-1]), of_heads, of_ffn, last)
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> LatencyTable:
+    def read(cls, values: Written) -> LatencyTable:
         """Reads a table that `as_json` wrote."""
-        curves = {name: Curve(tuple(values[name]["counts"]), tuple(values[name]["ms"])) for name in ("heads", "ffn")}
-        return cls(values["rest_ms"], values["block_ms"], **curves, last=tuple(values["last"]))
+        heads, ffn = (Curve(tuple(curve["counts"]), tuple(curve["ms"])) for curve in (values["heads"], values["ffn"]))
+        by_heads, by_ffn = values["last"]
+        return cls(values["rest_ms"], values["block_ms"], heads, ffn, (by_heads, by_ffn))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Written:
         """Returns the table as JSON types."""
-        plain = asdict(self)
-        curves = {name: {key: list(values) for key, values in plain[name].items()} for name in ("heads", "ffn")}
-        return {**plain, **curves, "last": list(self.last)}
+        return {
+            "rest_ms": self.rest_ms,
+            "block_ms": self.block_ms,
+            "heads": {"counts": [*self.heads.counts], "ms": [*self.heads.ms]},
+            "ffn": {"counts": [*self.ffn.counts], "ms": [*self.ffn.ms]},
+            "last": [*self.last],
+        }
 
     def shares(self, last: bool) -> tuple[float, float]:
         """Returns the share of their milliseconds that heads and neurons of a block take: 1, except in the last block."""

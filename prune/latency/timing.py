@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from pydantic import Field
 
@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from foundation.models.architecture.structure import Sizes
-    from prune.latency.table import LatencyTable
+    from prune.latency.table import LatencyTable, Written
+
+
+class Measured(TypedDict):
+    """A latency table with what it was made of, as it is cached."""
+
+    table: Written
+    points: list[list[float]]
+    """Sizes, and the milliseconds of a model of them."""
 
 
 class LatencyTarget(Config):
@@ -63,7 +71,7 @@ class Timing:
         batch, sequence = self.shape
         return f"{self.context.target.engines[0]} {self.precision} {batch}" + (f"x{sequence}" if sequence is not None else "")
 
-    def of(self, configs: Sequence[Any]) -> list[float]:
+    def of(self, configs: Sequence[PreTrainedConfig]) -> list[float]:
         """Returns the median milliseconds of models with these configs, measured in turns; repeated calls return the first result.
 
         Raises:
@@ -82,7 +90,7 @@ class Timing:
         write_json(known, measured)
         return measured
 
-    def table(self, sizes: Sizes, step: int, key: str) -> tuple[LatencyTable, dict[str, Any]]:
+    def table(self, sizes: Sizes, step: int, key: str) -> tuple[LatencyTable, dict[str, object]]:
         """Returns the latency table of a model and its figures, from the cache if it was measured on this machine before.
 
         Args:
@@ -121,7 +129,7 @@ class Timing:
         place = {"engine": self.context.target.engines[0], "precision": self.precision, "batch": batch, "sequence": sequence}
         return table, {**place, **cached["table"], "points": cached["points"]}
 
-    def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> Any:
+    def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> PreTrainedConfig:
         """Returns the config of a model of `depth` blocks, equal but for the last."""
         from foundation.models.architecture.blocks import with_layers
         from foundation.models.architecture.shapes import with_sizes
@@ -144,7 +152,7 @@ class Timing:
             save(remade(self.model, config), self.source, temporary, "Random weights, to be timed")
         return folder
 
-    def _key(self, configs: Sequence[Any]) -> Any:
+    def _key(self, configs: Sequence[PreTrainedConfig]) -> object:
         """Returns everything that a measurement depends on, JSON types."""
         context, ignored = self.context, {"_name_or_path", "id2label", "label2id"}
         shapes = [{name: value for name, value in config.to_dict().items() if name not in ignored} for config in configs]
@@ -176,7 +184,7 @@ def table_folder() -> Path:
     return cache_folder() / "latency"
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path) -> Measured | None:
     from prune.latency.table import LatencyTable
 
     contents: Any = read_cached(file)
@@ -184,9 +192,9 @@ def _read(file: Path) -> dict[str, Any] | None:
         LatencyTable.read(contents["table"])
     except (ValueError, KeyError, TypeError):
         return None  # absent, or truncated by a kill: measure again
-    table: dict[str, Any] = contents
-    return table
+    measured: Measured = contents
+    return measured
 
 
-def _list(values: Sequence[Any]) -> str:
+def _list(values: Sequence[int | None]) -> str:
     return ", ".join("none (rows have one size)" if value is None else str(value) for value in values)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -87,7 +86,7 @@ class LearnedScores:
     """The result of learning masks."""
 
     scores: Scores
-    figures: Mapping[str, Any]
+    figures: Mapping[str, object]
     """`losses`, `selection` and `steps` of the training; for joint also `sparsity`, the expected share of the cost that gates remove."""
 
 
@@ -136,7 +135,7 @@ def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, jo
     with ExitStack() as stack:
         history = recover(model, replace(job, settings=as_trained(settings, job.settings)), with_gates)
     objective = made[-1].cpu().eval()
-    figures: dict[str, Any] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
+    figures: dict[str, object] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
     if isinstance(objective, Joint):
         figures["sparsity"] = objective.expected_sparsity()
         job.context.progress.log(f"  {job.label}: {figures['sparsity']:.1%} of the cost pruned by the gates, target {goal.sparsity:.1%}")

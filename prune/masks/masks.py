@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from foundation.models.architecture.blocks import Arguments, Keywords, hidden_states_of, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, Output, hidden_states_of, states_of
 from foundation.models.architecture.structure import Structure
 from prune.cost import GATED, width_of
 from prune.gates import GateSite
@@ -105,21 +105,21 @@ def _offset(norm: nn.Module) -> float:
     return float(bool(answer.any()))
 
 
-def _on_input(gate: Gate, width: int, own: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+def _on_input(gate: Gate, width: int, own: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
     """Returns a hook that gates the input `[..., n * width]` of a layer, or of the part of it that this process has."""
 
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0] * own(gate(module.training)).repeat_interleave(width), *args[1:])
 
     return hook
 
 
-def _on_output(gate: Gate) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+def _on_output(gate: Gate) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda module, args, output: output * gate(module.training)
 
 
-def _on_block(gate: Gate) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
-    def hook(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
+def _on_block(gate: Gate) -> Callable[[nn.Module, Arguments, Keywords, Output], Output]:
+    def hook(module: nn.Module, args: Arguments, kwargs: Keywords, output: Output) -> Output:
         given = hidden_states_of(args, kwargs)
         made = states_of(output)
         changed = given + gate(module.training) * (made - given)

@@ -18,7 +18,7 @@ a gradient, such as padding, do not count. Left out: products of different posit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
     inputs, outputs = ({name: _zeros(layer.weight, side) for name, layer in layers.items()} for side in (1, 0))
     positions, rows = dict.fromkeys(layers, 0), 0
 
-    def keeping(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    def keeping(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda module, args, output: calls.append((name, args[0].detach(), output))
 
     generator, losses = torch.Generator(device).manual_seed(seed), losses_of(task)

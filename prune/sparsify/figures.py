@@ -25,14 +25,14 @@ def layer_figures(name: str, weight_OI: Tensor, pattern: Pattern) -> dict[str, A
         `blocks` and `zero_blocks`.
     """
     zeros = int((weight_OI == 0).sum())
-    row: dict[str, Any] = {"name": name, "weights": weight_OI.numel(), "zeros": zeros, "sparsity": zeros / weight_OI.numel()}
+    row: dict[str, object] = {"name": name, "weights": weight_OI.numel(), "zeros": zeros, "sparsity": zeros / weight_OI.numel()}
     if isinstance(pattern, Blocks):
         empty = block_sums((weight_OI != 0).long(), pattern) == 0
         row |= {"blocks": block_sizes(weight_OI.shape, pattern).numel(), "zero_blocks": int(empty.sum())}
     return row | emptied(weight_OI)
 
 
-def unread_figures(model: nn.Module, key: str) -> dict[str, Any]:
+def unread_figures(model: nn.Module, key: str) -> dict[str, object]:
     """Returns how many `heads` and `neurons` no layer reads; both None, with a `reason`, if the model's structure is not supported.
 
     Args:

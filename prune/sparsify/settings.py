@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -24,7 +24,7 @@ LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints
 ALLOWED = 'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), or {block: [R, C]} is allowed'
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(ALLOWED)
     return value

@@ -83,7 +83,7 @@ class Sparsify(SparsifySettings):
         """The first process chooses the zeros; all of them learn and fine-tune."""
         return processes if self.recover is not None or self.learns else ALONE
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the sparse checkpoint.
 
         Returns:
@@ -171,7 +171,7 @@ class Sparsify(SparsifySettings):
             write_json(temporary / FIGURES, figures)
         return model, figures
 
-    def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+    def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, object]:
         """Chooses zeros by a method that does not train."""
         from foundation.machine.device import computing_device
         from prune.calibration import calibration_batches
@@ -193,7 +193,7 @@ class Sparsify(SparsifySettings):
             )
         return {"unreached": unreached}
 
-    def _by_movement(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+    def _by_movement(self, model: nn.Module, source: Path, context: Context) -> dict[str, object]:
         """Learns the zeros together with the weights."""
         from prune.sparsify.movement import extract
 
@@ -201,7 +201,7 @@ class Sparsify(SparsifySettings):
         extract(model, self.target)
         return {"unreached": [], "learning": _history_figures(history)}
 
-    def _by_lasso(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+    def _by_lasso(self, model: nn.Module, source: Path, context: Context) -> dict[str, object]:
         """Trains with the penalty, then zeroes the smallest groups."""
         from prune.sparsify.lasso import QUANTILES, balanced_mask, layer_mask, model_masks, pieces, quantiles
         from prune.sparsify.one_shot import zero_gone
@@ -329,5 +329,5 @@ class Sparsify(SparsifySettings):
         return recover(model, job, wrap_objective)
 
 
-def _history_figures(history: History) -> dict[str, Any]:
+def _history_figures(history: History) -> dict[str, object]:
     return {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}

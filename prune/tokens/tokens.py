@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import TASKS, Task
-from foundation.models.architecture.blocks import blocks_of, states_of
+from foundation.models.architecture.blocks import Output, blocks_of, states_of
 from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
 from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.architecture.structure import Structure
@@ -145,7 +145,7 @@ def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Ten
     return made.eval()
 
 
-def _only_first(block: nn.Module, args: Any, output: Any) -> Any:
+def _only_first(block: nn.Module, args: object, output: Output) -> Output:
     """Sets the states of all tokens but the first to other numbers."""
     states_BLD = states_of(output)
     changed_BLD = torch.cat([states_BLD[:, :1], -states_BLD[:, 1:].flip(1)], dim=1)

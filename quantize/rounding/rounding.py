@@ -20,7 +20,7 @@ Tensor names carry their shapes: I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,25 @@ from quantize.rounding.gptq import gptq
 IntegerScales = LayerScales | DynamicScales | WeightScales | Int4Scales
 
 
+class OutputErrors(TypedDict):
+    """The output errors of a layer, relative to the squares of its outputs."""
+
+    error_nearest: float
+    """With rounding to nearest."""
+    error: float
+
+
+class RoundingFigures(OutputErrors):
+    """The output errors of a layer, with its name."""
+
+    name: str
+
+
+def mean_errors(figures: Sequence[RoundingFigures]) -> tuple[float, float]:
+    """Returns the mean output error of a layer with rounding to nearest, and with the method."""
+    return sum(one["error_nearest"] for one in figures) / len(figures), sum(one["error"] for one in figures) / len(figures)
+
+
 def round_layers(
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
@@ -46,7 +65,7 @@ def round_layers(
     batches: Callable[[], Iterable[Mapping[str, Tensor]]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
     each: Callable[[Iterable[str]], Iterable[str]] = iter,
-) -> tuple[dict[str, nn.Linear], list[dict[str, Any]]]:
+) -> tuple[dict[str, nn.Linear], list[RoundingFigures]]:
     """Returns float layers with the weights of `layers` rounded to their grids, and their output errors for the report.
 
     Args:
@@ -64,7 +83,7 @@ def round_layers(
         squares of its outputs.
     """
     rounded: dict[str, nn.Linear] = {}
-    figures = []
+    figures: list[RoundingFigures] = []
     smooth = {
         name: found.input_smooth
         for name, found in scales.items()
@@ -106,7 +125,7 @@ def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequen
     return list(found.values())
 
 
-def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Rounding) -> tuple[Tensor, dict[str, float]]:
+def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Rounding) -> tuple[Tensor, OutputErrors]:
     """Rounds one weight.
 
     Args:
@@ -116,8 +135,7 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
         method: The rounding method.
 
     Returns:
-        The weight on its grid, float32 [O, I], with smoothing undone; and the output errors relative to the squares of the outputs:
-        `error_nearest`, `error`.
+        The weight on its grid, float32 [O, I], with smoothing undone; and the output errors.
     """
     smooth_I, scale_OI, low, high = grid_of(weight_OI, scales)
     smoothed_OI = weight_OI * smooth_I
@@ -131,7 +149,7 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
             codes_OI = adaround(smoothed_OI, hessian_II, scale_OI, low, high)
     codes_OI, before, after = better_rows(smoothed_OI, nearest_OI, codes_OI, scale_OI, hessian_II)
     power = float(output_errors(smoothed_OI, torch.zeros_like(smoothed_OI), hessian_II).sum())
-    relative = {"error_nearest": before / power if power else 0.0, "error": after / power if power else 0.0}
+    relative: OutputErrors = {"error_nearest": before / power if power else 0.0, "error": after / power if power else 0.0}
     return codes_OI.float() * scale_OI / smooth_I, relative
 
 

@@ -49,6 +49,8 @@ Arguments = tuple[Any, ...]
 """Positional arguments of a block."""
 Keywords = dict[str, Any]
 """Keyword arguments of a block."""
+Output = Tensor | tuple[Tensor, ...]
+"""What a block returns: the hidden states, first if there is more."""
 
 
 @dataclass(frozen=True)
