@@ -7,7 +7,7 @@ written); 2 wrong input (one line for each problem); 1 internal error.
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from foundation.machine.waits import bounded_spin
 from triton_repo.ports import FIXED
 
 if TYPE_CHECKING:
+    from compress.recipe import Recipe
     from compress.report.model.contents import Contents
 
 app = typer.Typer(
@@ -427,7 +428,7 @@ def _write(piece: str) -> None:
     sys.stdout.flush()
 
 
-def _read(recipe: Path, settings: list[str] | None) -> Any:
+def _read(recipe: Path, settings: list[str] | None) -> "Recipe":
     """Checks the recipe before a verb imports what runs it: a typo is reported without waiting for torch."""
     from compress.api import load_recipe
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.report import evaluations
 from compress.run.implicit import shapes
 from export.engines.spec import EngineSpec, spec_of, torch_spec
 from foundation.artifacts.run_folder import Run, open_run
@@ -76,12 +77,12 @@ def engines_of(run: Run) -> tuple[list[EngineSpec], list[Shape]]:
     exported, target = run.of_kind("engine"), Target.model_validate(run.recipe["target"])
     if exported is None:
         raise SystemExit(f"{run.folder}: this run has no engines; give one whose recipe has the stage export")
-    builds = json.loads((exported.path / "export.json").read_text(encoding="utf-8"))["builds"]
-    last = next(build for build in builds if build["variant"] == list(run.variants)[-1])
-    entry = next(entry for entry in last["engines"] if entry["runnable"])
+    builds = evaluations.exported(run).builds
+    last = next(build for build in builds if build.variant == list(run.variants)[-1])
+    entry = next(entry for entry in last.engines if entry.runnable)
     baseline = run.artifacts[next(iter(run.variants))].path
     pair = [
-        torch_spec(Checkpoint(baseline), exported.path / builds[0]["folder"], "fp32", target),
+        torch_spec(Checkpoint(baseline), exported.path / builds[0].folder, "fp32", target),
         spec_of(exported.path, last, entry, target),
     ]
     known = shapes(run.recipe["model"]["task"], target)

@@ -37,9 +37,10 @@ from foundation.data.splits import Data
 from foundation.labels.vectors import cosines
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_logits
-from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.engine_process import EngineProcess
 from foundation.measure.latency import measure
 from foundation.measure.metrics import METRICS
+from foundation.stage.context import Job
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).parent / "workers" / "sentence_transformers_worker.py"
@@ -166,14 +167,14 @@ def engines(ours: Run, recipe: Recipe, model: Path, theirs: Path) -> dict[str, J
     artifact = ours.of_kind("engine")
     assert artifact is not None
     jobs: dict[str, Job] = {}
-    for build in evaluations.exported(ours).written()["builds"]:
-        for entry in build["engines"]:
-            static = entry["mode"] == "static" or entry["engine"] != "openvino"  # OpenVINO's dynamic shapes answer as its static ones
-            if static and entry["engine"] != "torch" and (build["precision"] == "int8" or entry["float_precision"] == "fp32"):
-                rest = f", rest {entry['float_precision']}" if build["precision"] == "int8" else ""
-                name = f"ours: {entry['engine']} {build['precision']}, {entry['mode']}{rest}"
+    for build in evaluations.exported(ours).builds:
+        for entry in build.engines:
+            static = entry.mode == "static" or entry.engine != "openvino"  # OpenVINO's dynamic shapes answer as its static ones
+            if static and entry.engine != "torch" and (build.precision == "int8" or entry.float_precision == "fp32"):
+                rest = f", rest {entry.float_precision}" if build.precision == "int8" else ""
+                name = f"ours: {entry.engine} {build.precision}, {entry.mode}{rest}"
                 jobs[name] = spec_of(artifact.path, build, entry, recipe.target)
-    folder = artifact.path / evaluations.exported(ours).written()["builds"][0]["folder"]
+    folder = artifact.path / evaluations.exported(ours).builds[0].folder
     for name, (backend, file, precision) in THEIRS.items():
         source = model.resolve() if backend == "torch" else theirs
         jobs[name] = Theirs(backend, file, precision, source, folder, recipe.data.max_length, recipe.target.num_threads)

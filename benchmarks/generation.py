@@ -43,12 +43,13 @@ from foundation.core.progress import ConsoleProgress
 from foundation.data.splits import Split
 from foundation.labels.tasks import Task
 from foundation.machine.environment import fingerprint
-from foundation.measure.engine_process import EngineProcess, Job, write_rows
+from foundation.measure.engine_process import EngineProcess, write_rows
 from foundation.measure.generation import TOKENS, Reads, Workload, measure_generation
 from foundation.measure.metrics import metrics
 from foundation.measure.tokens import compare_tokens
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
+from foundation.stage.context import Job
 
 GENAI = "openvino_genai"
 ASKED = Generation(prompts=32, tokens=64)
@@ -104,11 +105,11 @@ def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
     exported = run.of_kind("engine")
     assert exported is not None, "the run exports"
     found = {}
-    for build in evaluations.exported(run).written()["builds"]:
-        for entry in build["engines"]:
-            if entry["runnable"] and ENGINES[entry["engine"]].generates:
-                name = f"ours, {ENGINES[entry['engine']].title}: {build['variant']}, {build['precision']}" + (
-                    " (rest bf16)" * (entry["float_precision"] != build["float_precision"])
+    for build in evaluations.exported(run).builds:
+        for entry in build.engines:
+            if entry.runnable and ENGINES[entry.engine].generates:
+                name = f"ours, {ENGINES[entry.engine].title}: {build.variant}, {build.precision}" + (
+                    " (rest bf16)" * (entry.float_precision != build.float_precision)
                 )
                 found[name] = spec_of(exported.path, build, entry, recipe.target)
     return found

@@ -29,6 +29,7 @@ from export.engines.spec import EngineSpec, spec_of
 from export.generation.questions import prompts_of, read_questions
 from foundation.artifacts.artifact import read_json
 from foundation.artifacts.run_folder import Run, open_run
+from foundation.artifacts.triton import Load
 from foundation.core.decoding import Decoding
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
@@ -65,14 +66,14 @@ def main() -> None:
                 cells[streams]["served"].append(found)
     print(f"{entry['model']}: {entry['engine']}, n = {len(prompts)} questions of {arguments.tokens} tokens, {arguments.turns} turns")
     for streams, cell in cells.items():
-        shares = [row["tokens_per_s"] / own for own, row in zip(cell["alone"], cell["served"], strict=True)]
-        rates = [row["tokens_per_s"] for row in cell["served"]]
+        shares = [row.tokens_per_s / own for own, row in zip(cell["alone"], cell["served"], strict=True)]
+        rates = [row.tokens_per_s for row in cell["served"]]
         last = cell["served"][-1]
         print(
             f"{streams} streams: alone {np.median(cell['alone']):.1f} tokens/s, behind Triton {np.median(rates):.1f}; "
-            f"share {min(shares):.3f} to {max(shares):.3f}; first token {last['first_token_ms']}, token {last['token_ms']}"
+            f"share {min(shares):.3f} to {max(shares):.3f}; first token {last.first_token_ms.written()}, token {last.token_ms.written()}"
         )
-    print(json.dumps({"environment": fingerprint(), "entry": entry["model"], "cells": cells}))
+    print(json.dumps({"environment": fingerprint(), "entry": entry["model"], "cells": cells}, default=Load.written))
 
 
 def parse() -> argparse.Namespace:
@@ -94,10 +95,10 @@ def spec(run: Run, entry: dict[str, Any]) -> EngineSpec:
     names = ("engine", "mode", "float_precision")
     (found,) = (
         spec_of(exported.path, build, engine, check(run.recipe).target)
-        for build in evaluations.exported(run).written()["builds"]
-        for engine in build["engines"]
-        if (build["variant"], build["precision"]) == (entry["variant"], entry["precision"])
-        and all(engine[name] == entry[name] for name in names)
+        for build in evaluations.exported(run).builds
+        for engine in build.engines
+        if (build.variant, build.precision) == (entry["variant"], entry["precision"])
+        and all(getattr(engine, name) == entry[name] for name in names)
     )
     return found
 

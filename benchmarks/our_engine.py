@@ -10,6 +10,7 @@ from export.engines.openvino import convert, files
 from export.engines.spec import EngineSpec, spec_of
 from export.graph.quantized import precision_of, write_graphs
 from foundation.artifacts.artifact import writing
+from foundation.artifacts.exported import Build, Engine
 from foundation.data.splits import Data
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.folder import Checkpoint
@@ -21,10 +22,8 @@ def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
         processor = Checkpoint(checkpoint).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
         processor.save(temporary)
         convert(write_graphs(Checkpoint(checkpoint), processor, temporary / "model.onnx", ["openvino"]), temporary)
-    entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
-    return spec_of(
-        folder, {"precision": precision_of(Checkpoint(checkpoint)), "float_precision": "fp32", "folder": "."}, entry, recipe.target
-    )
+    build = Build(precision=precision_of(Checkpoint(checkpoint)), float_precision="fp32", folder=".")
+    return spec_of(folder, build, Engine(engine="openvino", mode="static", file=files(folder)[0].name), recipe.target)
 
 
 def answers_of_engine(spec: EngineSpec, data: Data) -> Any:

@@ -27,6 +27,7 @@ from compress.report import evaluations
 from compress.report.intervals import wilson
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec, spec_of, torch_spec
+from foundation.artifacts.exported import Build
 from foundation.artifacts.run_folder import Run, open_run, unfinished
 from foundation.core.progress import ConsoleProgress
 from foundation.machine.environment import fingerprint
@@ -81,15 +82,15 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     """Returns every engine by the name it has in the table."""
     exported = ours.of_kind("engine")
     assert exported is not None
-    by_name = {build["folder"]: build for build in evaluations.exported(ours).written()["builds"]}
+    by_name = {build.folder: build for build in evaluations.exported(ours).builds}
     floating, int8 = by_name["baseline-fp32"], by_name["quantize-int8"]
 
-    def spec(build: dict[str, Any], engine: str, mode: str) -> EngineSpec:
-        entry = next(e for e in build["engines"] if (e["engine"], e["mode"], e["float_precision"]) == (engine, mode, "fp32"))
+    def spec(build: Build, engine: str, mode: str) -> EngineSpec:
+        entry = next(e for e in build.engines if (e.engine, e.mode, e.float_precision) == (engine, mode, "fp32"))
         return spec_of(exported.path, build, entry, recipe.target)
 
     float_static, float_dynamic = spec(floating, "openvino", "static"), spec(floating, "openvino", "dynamic")
-    folder = exported.path / floating["folder"]
+    folder = exported.path / floating.folder
     baseline = ours.variants["baseline"].path
     onnx = ordinary_export(baseline, folder, out / "ordinary.onnx")
     ours_float = float_static
@@ -102,7 +103,7 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "ours: openvino int8, static, rest bf16": replace(ours_static, float_precision="bf16"),
     }
     others: dict[str, EngineSpec] = {}
-    if any(entry["engine"] == "onnxruntime" for entry in int8["engines"]):
+    if any(entry.engine == "onnxruntime" for entry in int8.engines):
         onnxruntime = replace(spec(floating, "onnxruntime", "dynamic"), path=str(onnx))
         dynamic = replace(onnxruntime, path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8")
         others = {

@@ -25,7 +25,8 @@ from typing import Any
 
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run.implicit import EXPORTED, shapes
+from compress.report import evaluations
+from compress.run.implicit import shapes
 from export.engines.spec import EngineSpec, spec_of
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
@@ -146,9 +147,8 @@ def searched(arguments: argparse.Namespace, method: str, finished: Run, recipe: 
 def served(finished: Run, recipe: Recipe, name: str) -> EngineSpec:
     """Returns how the engine of a variant is opened in the mode that is recommended."""
     exported = finished.artifacts["export"].path
-    builds = json.loads((exported / EXPORTED).read_text(encoding="utf-8"))["builds"]
-    build = next(build for build in builds if build["variant"] == name)
-    return spec_of(exported, build, build["engines"][0], recipe.target)
+    build = next(build for build in evaluations.exported(finished).builds if build.variant == name)
+    return spec_of(exported, build, build.engines[0], recipe.target)
 
 
 def asked_shape(arguments: argparse.Namespace, recipe: Recipe) -> Shape:

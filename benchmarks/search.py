@@ -86,11 +86,9 @@ def served(found: Run, report: Path) -> EngineSpec:
     """Returns how the engine that a run serves is opened."""
     exported, chosen = found.of_kind("engine"), json.loads(report.read_text(encoding="utf-8"))["served"]
     assert exported is not None
-    for build in evaluations.exported(found).written()["builds"]:
-        for entry in build["engines"]:
-            rest = entry.get("float_precision", build["float_precision"])
-            own = build["variant"], build["precision"], rest, entry["engine"], entry["mode"]
-            if own == tuple(chosen[key] for key in ("variant", "precision", "float_precision", "engine", "mode")):
+    for build in evaluations.exported(found).builds:
+        for entry in build.engines:
+            if build.key(entry) == tuple(chosen[key] for key in ("variant", "precision", "float_precision", "engine", "mode")):
                 return spec_of(exported.path, build, entry, Target.model_validate(found.recipe["target"]))
     raise LookupError(f"{report}: what it serves is not in export.json")
 
@@ -100,12 +98,12 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
     exported = found.of_kind("engine")
     assert exported is not None
     name, baseline = next(iter(found.variants.items()))
-    builds = evaluations.exported(found).written()["builds"]
-    build = next(build for build in builds if (build["variant"], build["precision"]) == (name, "fp32"))
-    folder = exported.path / build["folder"]
+    builds = evaluations.exported(found).builds
+    build = next(build for build in builds if (build.variant, build.precision) == (name, "fp32"))
+    folder = exported.path / build.folder
     specs = {TORCH: torch_spec(Checkpoint(baseline.path), folder, "fp32", recipe.target)}
     if nncf:
-        entry = next(entry for entry in build["engines"] if (entry["engine"], entry["mode"]) == ("openvino", "static"))
+        entry = next(entry for entry in build.engines if (entry.engine, entry.mode) == ("openvino", "static"))
         rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
         made = nncf_int8(ordinary_export(baseline.path, folder, out / "ordinary.onnx"), folder, rows, out / "nncf.xml")
         specs[NNCF] = replace(spec_of(exported.path, build, entry, recipe.target), path=str(made), precision="int8")

@@ -195,7 +195,7 @@ def tuned(bench: Bench) -> dict[str, Any]:
     with bench.model.serving() as first, bench.model.serving(_settings(found.best)) as second:
         turns = in_turns({"own": within(first), "tuned": within(second)}, bench.turns)
     return {
-        **found.as_document(),
+        **found.as_document(bench.model.name).written(),
         "own": _settings(own).__dict__,
         "rows_per_s": {name: median(some, "rows_per_s") for name, some in turns.items()},
         "ratio": ratio(turns["tuned"], turns["own"]),

@@ -55,14 +55,15 @@ HELD = (LayerScales, DynamicScales, WeightScales, Int4Scales, Fp8Scales)
 def is_decoder(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint generates text."""
     config = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
-    return any("ForCausalLM" in name or "LMHead" in name for name in config.get("architectures") or [])
+    names = config.get("architectures")  # null where none is known
+    return names is not None and any("ForCausalLM" in name or "LMHead" in name for name in names)
 
 
 def obstacle(checkpoint: Checkpoint) -> str | None:
     """Returns in one line why the format cannot hold a quantized decoder; None where it can."""
     layers, _ = load_quantization(checkpoint.folder)
     document = json.loads((checkpoint.folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
-    if document.get("products") or document.get("residuals"):
+    if any(document.get(sites) for sites in ("products", "residuals")):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
     if SHAPE_KEY in json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8")):
         return "its layers differ in size, as pruning left them, and only compress.api.load_checkpoint builds such a shape"
@@ -122,7 +123,7 @@ def converted(tensors: Mapping[str, Tensor], layers: Mapping[str, Scales]) -> di
     return found
 
 
-def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) -> dict[str, Any]:
+def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) -> dict[str, object]:
     """Returns the `quantization_config` of config.json.
 
     Args:
@@ -148,7 +149,7 @@ def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) ->
         targets=["Linear"], weights=QuantizationArgs(**weights), input_activations=None if inputs is None else QuantizationArgs(**inputs)
     )
     config = QuantizationConfig(config_groups={"group_0": group}, format=form, quantization_status="compressed", ignore=floating)
-    document: dict[str, Any] = json.loads(config.model_dump_json())
+    document: dict[str, object] = json.loads(config.model_dump_json())
     return document
 
 

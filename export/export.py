@@ -29,11 +29,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from export.choices import FloatSetting, Generation
+from foundation.artifacts import exported
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from export.builds import Build, Request
-    from export.exporter import Exporter
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse
+    from foundation.core.json_value import Json
     from foundation.stage.context import Context
 
 EXPORTED = "export.json"
@@ -97,7 +98,7 @@ class Export(Stage):
             raise ValueError("expert_parallel: true given without tensor_parallel: give tensor_parallel: 2 or more, or leave it out")
         return self
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> dict[str, str] | None:
         """The digest of the questions, where a file of them is given."""
         from export.generation.questions import read_questions
 
@@ -133,7 +134,7 @@ class Export(Stage):
             able = list(filter(_follows_fp16, ENGINES))
             raise InputError(key, "fp16 given", f"of the engines {one_of(able)} has it", "add it to target.engines, or give auto")
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Json]:
         """Writes one folder for each build, and `export.json`.
 
         Returns:
@@ -156,7 +157,7 @@ class Export(Stage):
         from foundation.stage.stage import REUSED
 
         self._check_precision(context)
-        entries, agreement = [], Agreement(context, self.generation)
+        entries, agreement = list[exported.Build](), Agreement(context, self.generation)
         answers: dict[Request, Array] = {}
         builds = planned(context, self.variants, self.generation.draft)
         graphs = HalfGraphs(context, self.float_precision)
@@ -164,14 +165,17 @@ class Export(Stage):
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
             exporter = TowersExporter if context.facts.two_towers else Exporter
-            make = partial(_build_anew, exporter, build, context, out, self.float_precision, answers, agreement, graphs)
+            make = partial(exporter, build, context, out, self.float_precision, answers, agreement, graphs)
             entries.append(reuse.entry(build, make))
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
-        divided = {} if self.tensor_parallel == 1 else {"divided": self._divided(context, out)}
-        write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed, **divided})
-        reused = {REUSED: reuse.taken} if reuse.taken else {}
-        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed, **divided, **reused}
+        document = exported.Exported(schema_=1, builds=tuple(entries), compressed_tensors=packed)
+        figures: dict[str, Json] = {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}
+        if self.tensor_parallel > 1:
+            divided = self._divided(context, out)
+            document, figures["divided"] = document.with_(divided=divided), divided.written()
+        write_json(out / EXPORTED, document.written())
+        return {**figures, REUSED: [*reuse.taken]} if reuse.taken else figures
 
     def reuses(self, context: Context) -> bool:
         """Whether float builds of the checkpoints that are there are kept."""
@@ -219,12 +223,8 @@ class Export(Stage):
         context.progress.log(f"  {variant}-{COMPRESSED}: load it with transformers.AutoModelForCausalLM.from_pretrained")
         return f"{variant}-{COMPRESSED}"
 
-    def _divided(self, context: Context, out: Path) -> dict[str, Any]:
-        """Divides the last variant over `tensor_parallel` ranks and checks them.
-
-        Returns:
-            `variant`, `ranks`, `folder`, `bytes` of the files of each rank, and what `export.divided.proof.prove` found.
-        """
+    def _divided(self, context: Context, out: Path) -> exported.DividedVariant:
+        """Divides the last variant over `tensor_parallel` ranks and checks them; returns its entry of export.json."""
         from export.divided.folder import write
         from export.divided.proof import prove
         from export.parity.rows import gate_rows
@@ -236,9 +236,9 @@ class Export(Stage):
         rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
         found = prove(Checkpoint(artifact.path), folders, rows, context.preprocessor(artifact.path), context.task)
         sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
-        same = "equal to the last bit" if found["equal"] else f"at most {found['max_abs']:.2g} apart"
-        context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found['rows']} rows {same}")
-        return {"variant": variant, "ranks": self.tensor_parallel, "folder": name, "bytes": sizes, **found}
+        same = "equal to the last bit" if found.equal else f"at most {found.max_abs:.2g} apart"
+        context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found.rows} rows {same}")
+        return found.with_(variant=variant, ranks=self.tensor_parallel, folder=name, bytes=tuple(sizes))
 
     def _key(self, name: str) -> str:
         """Returns the key path of a setting, for messages."""
@@ -276,11 +276,15 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
         )
 
 
-def _build_anew(exporter: type[Exporter], *given: Any) -> dict[str, Any]:
-    """Returns the entry of export.json of a build that is made now."""
-    return exporter(*given).run()
-
-
-def _summary(entry: dict[str, Any]) -> dict[str, Any]:
-    keys = ("engine", "mode", "float_precision", "metrics", "int8_share")
-    return {"name": entry["folder"], "engines": [{key: engine[key] for key in keys} for engine in entry["engines"]]}
+def _summary(entry: exported.Build) -> dict[str, Json]:
+    engines: list[Json] = [
+        {
+            "engine": engine.engine,
+            "mode": engine.mode,
+            "float_precision": engine.float_precision,
+            "metrics": {**engine.metrics},
+            "int8_share": engine.int8_share,
+        }
+        for engine in entry.engines
+    ]
+    return {"name": entry.folder, "engines": engines}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from export.builds import HALVES, Build, Request
-from export.choices import FloatSetting
+from export.choices import FloatPrecision, FloatSetting
 from export.engines.registry import engine_module
 from export.engines.spec import BuildRequest
 from export.float_part import Judgement, judge, recommended_first, trial_rows
@@ -19,17 +19,22 @@ from export.graph.quantized import write_graphs
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
+from foundation.artifacts import exported
+from foundation.artifacts.figures import Tokens
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES, REFERENCE, EngineName
 from foundation.data.splits import Split
 from foundation.labels.tasks import TASKS
 from foundation.measure.engine_process import EngineProcess
-from foundation.measure.tokens import load_answers
 from foundation.schemes.table import is_static_int8, of_precision
 from foundation.schemes.tables import load_tables
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from export.engines.module import WithTensors
+    from export.parity.parity import LayerParity
 
 MODEL = "model.onnx"
 BATCH_SIZE = 32
@@ -71,7 +76,7 @@ class Exporter:
         self.preprocessor.save(self.folder)
         self._rounded: dict[Rounding, Array] = {}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> exported.Build:
         """Builds, evaluates, compares; returns the entry of export.json."""
         model = self._onnx()
         names = self._engines()
@@ -82,23 +87,21 @@ class Exporter:
         asked = {engine: self._rest(engine) for engine in names if is_static_int8(self.build.precision)}
         engines = recommended_first(engines, asked | {engine: judgement.precision for engine, judgement in judged.items()})
         self._tell_undecided(engines)
-        return {
-            "variant": self.build.variant,
-            "precision": self.build.precision,
-            "float_precision": self.build.float_precision,
-            "folder": self.build.name,
-            "onnx": self._relative(model),
-            "engines": sorted(engines, key=lambda entry: (names.index(entry["engine"]), not entry["runnable"])),
-            "parity": _worst([entry for entry in engines if entry["float_precision"] == self.build.float_precision]),
-            "float_part": asdict(next(iter(judged.values()))) if judged else None,
-        }
+        return self._as_entry().with_(
+            variant=self.build.variant,
+            onnx=self._relative(model),
+            engines=tuple(sorted(engines, key=lambda entry: (names.index(entry.engine), not entry.runnable))),
+            parity=_worst([entry for entry in engines if entry.float_precision == self.build.float_precision]),
+            float_part=exported.FloatPart(**asdict(next(iter(judged.values())))) if judged else None,
+        )
 
-    def _judgement(self, engine: EngineName, engines: list[dict[str, Any]]) -> Judgement | None:
+    def _judgement(self, engine: EngineName, engines: list[exported.Engine]) -> Judgement | None:
         """Decides between fp32 and a half for the float part of an engine, where that is asked for and both have answered."""
-        halves = [entry for entry in engines if entry["engine"] == engine and entry["float_precision"] in HALVES and entry["runnable"]]
+        halves = [entry for entry in engines if entry.engine == engine and entry.runnable and entry.float_precision in HALVES]
         if not halves or not self._decides_float_part(halves[0]):
             return None
-        build, half = self.build, halves[0]["float_precision"]
+        build = self.build
+        half: FloatPrecision = "fp16" if halves[0].float_precision == "fp16" else "bf16"
         floating = self.answers.get((engine, build.floating, "fp32", "fp32"))
         exact = floating if build.is_half else self.answers.get((engine, build.variant, build.precision, "fp32"))
         if floating is None or exact is None:
@@ -111,12 +114,12 @@ class Exporter:
         )
         return found
 
-    def _tell_undecided(self, engines: list[dict[str, Any]]) -> None:
+    def _tell_undecided(self, engines: list[exported.Engine]) -> None:
         """Warns of 16-bit float parts that no answers were available to judge."""
         for entry in engines:
-            if entry.get("half_graph") and not entry["runnable"] and self._rest(entry["engine"]) == "auto":
+            if entry.half_graph is not None and not entry.runnable and self._rest(entry.engine) == "auto":
                 self.context.progress.log(
-                    f"    {entry['engine']}: {entry['float_precision']} by the ranges of {entry['half_graph']['range_rows']} rows alone; "
+                    f"    {entry.engine}: {entry.float_precision} by the ranges of {entry.half_graph.range_rows} rows alone; "
                     "no engine ran whose answers could be judged"
                 )
                 return
@@ -160,18 +163,18 @@ class Exporter:
             return destination
         return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
 
-    def _engine(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+    def _engine(self, engine: EngineName, model: Path) -> Iterator[exported.Engine]:
         """Builds one engine and judges its modes; where modes are alternatives, those after the first that passes are left out."""
         passed = None
         for entry in self._build(engine, model):
-            if passed not in (None, entry["mode"]):
+            if passed not in (None, entry.mode):
                 return
-            judged = self._judged(entry, model) if entry["runnable"] else entry
+            judged = self._judged(entry, model) if entry.runnable else entry
             yield judged
-            if judged["runnable"] and ENGINES[engine].generates:
-                passed = entry["mode"]
+            if judged.runnable and ENGINES[engine].generates:
+                passed = entry.mode
 
-    def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+    def _build(self, engine: EngineName, model: Path) -> Iterator[exported.Engine]:
         """Writes the files of one engine; yields its entries, the recommended mode first."""
         reason = engine_module(engine).refusal(self.build.precision, model)
         if reason is not None:
@@ -230,7 +233,7 @@ class Exporter:
         return self._rounded[rounding]
 
     @cached_property
-    def _amplified(self) -> dict[str, Any] | None:
+    def _amplified(self) -> exported.Parity | None:
         """How the predictions of torch compare with its own after a nudge, where they do not pass the gate; None where they do, and for
         models that are not held to this (`export.parity.amplified`)."""
         from export.parity.amplified import nudged
@@ -244,8 +247,8 @@ class Exporter:
         model = load(checkpoint.folder)
         with nudged(model):
             answers = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
-        compared = compare_predictions(task, expected, answers, split.labels)
-        return None if compared["passed"] else compared
+        compared = exported.Parity(**compare_predictions(task, expected, answers, split.labels))
+        return None if compared.passed else compared
 
     def _rounding(self, engine: EngineName) -> Rounding | None:
         """Returns the engine's own dynamic quantization of this build; None if it has none."""
@@ -262,7 +265,7 @@ class Exporter:
             return predict_streamed(checkpoint.folder, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
         return predict(load(checkpoint.folder), self.preprocessor, split.rows, BATCH_SIZE)
 
-    def _judged(self, entry: dict[str, Any], model: Path) -> dict[str, Any]:
+    def _judged(self, entry: exported.Engine, model: Path) -> exported.Engine:
         """Compares one engine with torch on selection rows, and evaluates it if it passes; returns its entry.
 
         A mode whose predictions do not pass is not runnable: it is neither evaluated, timed nor served, and its entry says why.
@@ -270,81 +273,80 @@ class Exporter:
         from export.engines.spec import spec_of
         from foundation.measure.answers import load_logits
 
-        if entry["engine"] == REFERENCE:
-            compared = self._compared(entry, self._gate[1])
+        if entry.engine == REFERENCE:
+            compared, _ = self._compared(entry, self._gate[1])
             there = self.context.predictions.get(self.build.variant)
             logits = load_logits(there) if there else self._in_torch(self.context.data.evaluation)
             return self._evaluated(entry, compared, logits)
         spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
         batch, rounds = spec.evaluation_batch, rounds_cache(entry)
         with EngineProcess(with_float_cache(spec) if rounds else spec) as process:
-            counted = {**entry, **self._share(process, model)}
+            counted = entry.with_(**dict(self._share(process, model)))
             compared, reason = self._gated(process, entry, model, batch)
             if reason is not None:
-                return {**counted, "runnable": False, "reason": reason, "parity": compared}
+                return counted.with_(runnable=False, reason=reason, parity=compared)
             if not rounds:
                 return self._measured(process, counted, compared, batch)
-            path = self.folder / f"{entry['engine']}-{entry['mode']}{self._half(entry)}-float-cache.safetensors"
+            path = self.folder / f"{entry.engine}-{entry.mode}{self._half(entry)}-float-cache.safetensors"
             floating = FloatCache.of(process, self.context.data.evaluation, batch, self.agreement, path)
         with EngineProcess(spec) as process:
             measured = self._measured(process, counted, compared, batch)
-        return floating.cost(measured, load_answers(self.out / measured["generation"]["file"])[1], self.out, self.context)
+        return floating.cost(measured, self.out, self.context)
 
-    def _gated(self, process: EngineProcess, entry: dict[str, Any], model: Path, batch: int) -> tuple[dict[str, Any], str | None]:
+    def _gated(self, process: EngineProcess, entry: exported.Engine, model: Path, batch: int) -> tuple[exported.Parity, str | None]:
         """Compares an engine with torch on selection rows; returns the comparison, and why it does not pass, or None."""
         answers = process.predict(self._gate[0].rows, batch)
-        probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
-        compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
+        probed = ENGINES[entry.engine].probed and entry.float_precision == "fp32"
+        compared, reason = self._compared(entry, answers, self._layers(process, model, entry.engine) if probed else [])
         if self._decides_float_part(entry):
-            asked = entry["engine"], self.build.variant, self.build.precision, entry["float_precision"]
-            self.answers[asked] = process.predict(trial_rows(self.context), batch)
-        reason = compared.pop("reason")
-        if reason is None and ENGINES[entry["engine"]].generates:
-            compared["tokens"], reason = self._answers(process, entry, "amplified" in compared)
+            request = entry.engine, self.build.variant, self.build.precision, str(entry.float_precision)
+            self.answers[request] = process.predict(trial_rows(self.context), batch)
+        if reason is None and ENGINES[entry.engine].generates:
+            tokens, reason = self._answers(process, entry, compared.amplified is not None)
+            compared = compared.with_(tokens=tokens)
         return compared, reason
 
-    def _measured(self, process: EngineProcess, entry: dict[str, Any], compared: dict[str, Any], batch: int) -> dict[str, Any]:
+    def _measured(self, process: EngineProcess, entry: exported.Engine, compared: exported.Parity, batch: int) -> exported.Engine:
         """Evaluates an engine that has passed; returns its entry."""
-        if ENGINES[entry["engine"]].generates:
-            entry = {**entry, "generation": self._generation(process, entry)}
+        if ENGINES[entry.engine].generates:
+            entry = entry.with_(generation=self._generation(process, entry))
         return self._evaluated(entry, compared, process.predict(self.context.data.evaluation.rows, batch))
 
-    def _half(self, entry: Mapping[str, Any]) -> str:
+    def _half(self, entry: exported.Engine) -> str:
         """Returns the suffix of the files of a mode of an int8 build whose float part is fp16 or bf16."""
-        return f"-{entry['float_precision']}" if entry["float_precision"] != self.build.float_precision else ""
+        return f"-{entry.float_precision}" if entry.float_precision != self.build.float_precision else ""
 
-    def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:
+    def _answers(self, process: EngineProcess, entry: exported.Engine, amplifies: bool) -> tuple[Tokens, str | None]:
         """Compares the tokens of an engine with torch's; returns the comparison, and why it does not pass, or None."""
-        rounding = self._rounding(entry["engine"])
+        rounding = self._rounding(entry.engine)
         compared, reason = self.agreement.gate(process, self.build.checkpoint, rounding=rounding, amplifies=amplifies)
-        name = f"{entry['engine']} {entry['mode']}"
-        held = entry["float_precision"] == "fp32"
+        name = f"{entry.engine} {entry.mode}"
+        held = entry.float_precision == "fp32"
         self.context.progress.log(
-            f"    {name}: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens equal torch's, "
-            f"{100 * compared['equal_share']:.1f} % of the tokens"
+            f"    {name}: {compared.identical} of {compared.prompts} answers of {compared.tokens} tokens equal torch's, "
+            f"{percent(compared)} % of the tokens"
         )
         return compared, f"parity: {self.build.name} {name}: {reason}" if held and reason is not None else None
 
-    def _generation(self, process: EngineProcess, entry: Mapping[str, Any]) -> dict[str, Any]:
+    def _generation(self, process: EngineProcess, entry: exported.Engine) -> exported.Generation:
         """Answers the evaluation prompts and compares with the baseline; returns `generation` of the engine's entry."""
-        path = self.folder / f"{entry['engine']}-{entry['mode']}{self._half(entry)}-answers.safetensors"
+        path = self.folder / f"{entry.engine}-{entry.mode}{self._half(entry)}-answers.safetensors"
         found = self.agreement.evaluate(process, self.build.checkpoint, path)
-        baseline = found["baseline"]
+        baseline, worth = found.baseline, found.quality
+        assert baseline is not None, "answers are compared with the baseline"
         self.context.progress.log(
-            f"    {entry['engine']} {entry['mode']}: {100 * baseline['equal_share']:.1f} % of the tokens equal the float baseline's "
-            f"({baseline['prompts']} prompts)"
+            f"    {entry.engine} {entry.mode}: {percent(baseline)} % of the tokens equal the float baseline's ({baseline.prompts} prompts)"
         )
-        if worth := found.get("quality"):
-            low, high = worth["bleu_change"] or (None, None)
-            spread = "no interval" if low is None else f"95 % {low:+.2f} to {high:+.2f}"
+        if worth is not None:
+            spread = "no interval" if worth.bleu_change is None else "95 % {:+.2f} to {:+.2f}".format(*worth.bleu_change)
             self.context.progress.log(
-                f"      BLEU {worth['bleu']:.2f}, chrF {worth['chrf']:.2f}; the float baseline {worth['bleu_before']:.2f}, "
-                f"{worth['chrf_before']:.2f} (change of BLEU {spread})"
+                f"      BLEU {worth.bleu:.2f}, chrF {worth.chrf:.2f}; the float baseline {worth.bleu_before:.2f}, "
+                f"{worth.chrf_before:.2f} (change of BLEU {spread})"
             )
-        return {"file": self._relative(path), **found}
+        return found.with_(file=self._relative(path))
 
-    def _compared(self, entry: Mapping[str, Any], answers: Array, layers: Sequence[Any] = ()) -> dict[str, Any]:
-        """Compares an engine with torch on the rows of the gate; `reason` says why it does not pass, or is None.
+    def _compared(self, entry: exported.Engine, answers: Array, layers: Sequence[LayerParity] = ()) -> tuple[exported.Parity, str | None]:
+        """Compares an engine with torch on the rows of the gate; returns the comparison, and why it does not pass, or None.
 
         Raises:
             ParityError: The integers of a layer are wrong.
@@ -355,19 +357,19 @@ class Exporter:
         from foundation.measure.agreement import compare_predictions, shortfall
 
         split, expected = self._gate
-        rounding = self._rounding(entry["engine"])
+        rounding = self._rounding(entry.engine)
         if rounding is not None and rounding.exact:
             expected = self._as_rounded(rounding)
-        name = f"{self.build.name} {entry['engine']} {entry['mode']}"
+        name = f"{self.build.name} {entry.engine} {entry.mode}"
         check_layers(name, layers)
         compared = compare_predictions(self.context.task, expected, answers, split.labels)
-        own = entry["float_precision"] in (self.build.float_precision, self.build.precision)
-        rest = "" if own else f", rest {entry['float_precision']}"
+        own = entry.float_precision in (self.build.float_precision, self.build.precision)
+        rest = "" if own else f", rest {entry.float_precision}"
         self.context.progress.log(
-            f"    {entry['engine']} {entry['mode']}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
+            f"    {entry.engine} {entry.mode}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
             f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
         )
-        short = shortfall(compared, REFERENCE) if entry["float_precision"] == "fp32" else None
+        short = shortfall(compared, REFERENCE) if entry.float_precision == "fp32" else None
         if short is not None and rounding is not None:
             short = further_than_torch(self.context.task, self._floating, self._as_rounded(rounding), answers, split.labels)
             compared["passed"] = short is None
@@ -376,51 +378,51 @@ class Exporter:
             )
         elif short is not None and (moved := self._amplified) is not None:
             short = further_in_more_rows(self.context.task, self._floating, expected, answers)
-            compared |= {"passed": short is None, "amplified": moved["disagreements"]}
+            compared |= {"passed": short is None, "amplified": moved.disagreements}
             self.context.progress.log(
-                f"      the model amplifies rounding: moved by {NOISE:g}, torch itself predicts {moved['disagreements']} of {moved['n']} "
+                f"      the model amplifies rounding: moved by {NOISE:g}, torch itself predicts {moved.disagreements} of {moved.n} "
                 f"otherwise; the engine is {'no ' if short is None else ''}further from float than torch"
             )
         reason = None if short is None else f"parity: {name}: {short}"
-        return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}
+        return exported.Parity(engine=entry.engine, mode=entry.mode, layers=as_rows(layers), **compared), reason
 
-    def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: Array) -> dict[str, Any]:
+    def _evaluated(self, entry: exported.Engine, compared: exported.Parity, logits: Array) -> exported.Engine:
         """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
         from foundation.measure.answers import save_predictions
         from foundation.measure.metrics import metrics
 
         labels, task = self.context.data.evaluation.labels, self.context.task
         half = self._half(entry)
-        predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
+        predictions = self.folder / f"{entry.engine}-{entry.mode}{half}.safetensors"
         save_predictions(predictions, logits, labels)
         figures, count = metrics(task, logits, labels), labels.count()
-        share = f", int8 share {entry['int8_share']:.4f}" if entry.get("int8_share") else ""
-        self.context.progress.log(f"    {entry['engine']} {entry['mode']}{half}: {figures[TASKS[task].metric]:.4f} (n={count}){share}")
-        there = {"metrics": figures, "n": count, "predictions": self._relative(predictions)}
-        return {**entry, **there, "runnable": True, "reason": None, "parity": {key: compared[key] for key in compared if key != "reason"}}
+        share = f", int8 share {entry.int8_share:.4f}" if entry.int8_share else ""
+        self.context.progress.log(f"    {entry.engine} {entry.mode}{half}: {figures[TASKS[task].metric]:.4f} (n={count}){share}")
+        known = entry.with_(metrics=figures, n=count, predictions=self._relative(predictions))
+        return known.with_(runnable=True, reason=None, parity=compared)
 
-    def _decides_float_part(self, entry: Mapping[str, Any]) -> bool:
+    def _decides_float_part(self, entry: exported.Engine) -> bool:
         """Whether the answers of an engine to the trial rows are needed to choose between fp32 and a half."""
-        engine, precision = entry["engine"], self.build.precision
+        engine, precision = entry.engine, self.build.precision
         if self._rest(engine) != "auto":
             return False
         if engine_module(engine).strongly_typed():
             return self.build.is_half or precision == "fp32" or is_static_int8(precision)
-        return entry["mode"] != "dynamic" and (precision == "fp32" or is_static_int8(precision))
+        return entry.mode != "dynamic" and (precision == "fp32" or is_static_int8(precision))
 
-    def _require(self, engines: list[dict[str, Any]]) -> None:
+    def _require(self, engines: list[exported.Engine]) -> None:
         """Raises where no mode of an engine passed; warns of each one that did not."""
         from export.parity.parity import ParityError
 
-        held = [entry for entry in engines if entry["float_precision"] == self.build.float_precision]
-        passed = {entry["engine"] for entry in held if entry["runnable"]}
+        held = [entry for entry in engines if entry.float_precision == self.build.float_precision]
+        passed = {entry.engine for entry in held if entry.runnable}
         for entry in engines:
-            if entry.get("parity") and not entry["runnable"]:
-                if entry["engine"] not in passed:
-                    raise ParityError(entry["reason"])
-                self.context.progress.warn(f"{entry['reason']}; this mode is left out")
+            if entry.parity is not None and not entry.runnable:
+                if entry.engine not in passed:
+                    raise ParityError(str(entry.reason))
+                self.context.progress.warn(f"{entry.reason}; this mode is left out")
 
-    def _share(self, process: Any, model: Path) -> dict[str, Any]:
+    def _share(self, process: EngineProcess, model: Path) -> exported.Shares:
         from export.graph.macs import count_macs
         from export.share import share
 
@@ -429,23 +431,28 @@ class Exporter:
         told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
         return share(gemms, told)
 
-    def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
+    def _layers(self, process: EngineProcess, model: Path, engine: str) -> list[LayerParity]:
         return engine_module(engine).layers(of_precision(self.build.precision), model, lambda entries: self._probe(process, entries))
 
-    def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
+    def _probe(self, process: EngineProcess, entries: Sequence[WithTensors]) -> dict[str, Array]:
         """Returns the tensors of these layers and sites on some rows of the gate."""
         length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
         rows = self._gate[0].rows[: max(1, PROBED_TOKENS // length) if length else 1]
         return process.probe(list(dict.fromkeys(name for entry in entries for name in entry.tensors)), rows, length)
 
-    def _as_entry(self) -> dict[str, Any]:
-        return {"precision": self.build.precision, "float_precision": self.build.float_precision, "folder": self.build.name}
+    def _as_entry(self) -> exported.Build:
+        return exported.Build(precision=self.build.precision, float_precision=self.build.float_precision, folder=self.build.name)
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.out).as_posix()
 
 
-def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:
+def percent(compared: Tokens) -> str:
+    """Returns the share of equal tokens, in percent."""
+    return f"{100 * (compared.equal_share or 0.0):.1f}"
+
+
+def _worst(engines: list[exported.Engine]) -> exported.Parity | None:
     """Returns the comparison that stands for a build: of what passed, that which is furthest from torch."""
-    compared = [entry["parity"] for entry in engines if entry["runnable"] and entry["engine"] != REFERENCE]
-    return max(compared, key=lambda parity: (parity["disagreements"], parity["median_abs"]), default=None)
+    compared = [entry.parity for entry in engines if entry.runnable and entry.engine != REFERENCE and entry.parity is not None]
+    return max(compared, key=lambda parity: (parity.disagreements or 0, parity.median_abs or 0.0), default=None)

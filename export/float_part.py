@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from export.choices import FloatPrecision
+from foundation.artifacts.exported import Engine
 from foundation.core.arrays import Array
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.closeness import bound_of, floor_of
@@ -77,6 +77,6 @@ def distance(task: Task, reference: Array, answers: Array) -> float:
     return divergence(task, reference, answers)
 
 
-def recommended_first(entries: Sequence[dict[str, Any]], preferred: Mapping[str, str]) -> list[dict[str, Any]]:
+def recommended_first(entries: Sequence[Engine], preferred: Mapping[str, str]) -> list[Engine]:
     """Returns the entries of one build, of each engine in `preferred` that float precision first; otherwise in the same order."""
-    return sorted(entries, key=lambda entry: entry["float_precision"] != preferred.get(entry["engine"], entry["float_precision"]))
+    return sorted(entries, key=lambda entry: entry.float_precision != preferred.get(entry.engine, entry.float_precision))

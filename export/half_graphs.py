@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import onnx
 
@@ -29,6 +29,7 @@ from export.graph.attention import fuse_attention
 from export.graph.half_precision import Half, clamp_masks, float_tensors, to_half_precision
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
+from foundation.artifacts import exported
 from foundation.artifacts.graph import Graph
 from foundation.core.spread import spread
 from foundation.stage.context import Context
@@ -57,9 +58,21 @@ class HalfGraph:
     left: Mapping[str, str]
     """Why an attention is not a node, by the name of its last product."""
 
-    def facts(self) -> dict[str, Any]:
-        """Returns the facts about the graph for an engine's entry; JSON types."""
-        return {"half": self.half, "islands": dict(self.islands), "operations": self.of, "range_rows": self.rows, "left": dict(self.left)}
+    def facts(self, root: Path) -> exported.HalfGraph:
+        """Returns the facts about the graph for an engine's entry.
+
+        Args:
+            root: Folder of export.json.
+        """
+        return exported.HalfGraph(
+            half=self.half,
+            islands=dict(self.islands),
+            operations=self.of,
+            range_rows=self.rows,
+            left=dict(self.left),
+            plain=str(self.plain.relative_to(root)),
+            fused=None if self.fused is None else str(self.fused.relative_to(root)),
+        )
 
 
 class HalfGraphs:

@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from export.builds import Build, Request, has_half_graphs
-from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
+from foundation.artifacts import exported
+from foundation.artifacts.artifact import DamagedArtifact, digest, load, seal, verify, write_json, writing
+from foundation.artifacts.document import read
 from foundation.artifacts.store import holding
 from foundation.core.arrays import Array
+from foundation.core.json_value import Json
 from foundation.stage.context import Context
+
+if TYPE_CHECKING:
+    from export.exporter import Exporter
 
 ENTRY, ANSWERS = "entry.json", "answers"
 
@@ -40,20 +46,20 @@ class Reuse:
     """Parent of the folders of the builds."""
     answers: MutableMapping[Request, Array]
     """Answers of engines to the trial rows so far; new ones are added."""
-    settings: Any
-    """Version and settings of the stage, JSON types."""
+    settings: Json
+    """Version and settings of the stage."""
     taken: list[str] = field(default_factory=list)
     """Names of the reused builds; new ones are appended."""
 
-    def entry(self, build: Build, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def entry(self, build: Build, make: Callable[[], Exporter]) -> exported.Build:
         """Returns the entry of export.json of a build, and makes sure that its folder exists.
 
         Args:
             build: The build.
-            make: Makes it.
+            make: Opens what makes it.
         """
         if not self._is_reusable(build):
-            return make()
+            return make().run()
         key = self.key(build)
         stored = self._place(key)
         with holding(stored.parents[1], stored.name, self.context.progress.log):
@@ -62,7 +68,7 @@ class Reuse:
                 self.context.progress.log("    reused from an earlier export")
                 self.taken.append(build.name)
                 return known
-            entry = make()
+            entry = make().run()
             self._keep(stored, key, build, entry)
             return entry
 
@@ -73,19 +79,18 @@ class Reuse:
     def key(self, build: Build) -> str:
         """Returns the digest of everything that a build depends on."""
         context = self.context
-        return digest(
-            {
-                "settings": self.settings,
-                "build": [build.variant, build.precision, build.floating],
-                "checkpoint": context.checkpoints[build.variant].digest,
-                "task": context.task,
-                "seed": context.seed,
-                "data": [context.data.digest, context.data.judge],
-                "rows": [context.max_length, context.stride, context.aggregate],
-                "target": [context.target.model_dump(mode="json", exclude={"serve"}), context.target.num_threads],
-                "machine": dict(context.fingerprint),
-            }
-        )
+        parts: dict[str, object] = {
+            "settings": self.settings,
+            "build": [build.variant, build.precision, build.floating],
+            "checkpoint": context.checkpoints[build.variant].digest,
+            "task": context.task,
+            "seed": context.seed,
+            "data": [context.data.digest, context.data.judge],
+            "rows": [context.max_length, context.stride, context.aggregate],
+            "target": [context.target.model_dump(mode="json", exclude={"serve"}), context.target.num_threads],
+            "machine": dict(context.fingerprint),
+        }
+        return digest(parts)
 
     def _place(self, key: str) -> Path:
         """Returns the place of a build in the store."""
@@ -97,16 +102,16 @@ class Reuse:
         plain = not (build.is_quantized or facts.generates or facts.two_towers or has_half_graphs(context))
         return context.shared is not None and context.target.device == "cpu" and plain
 
-    def _taken(self, cached: Path, build: Build) -> dict[str, Any] | None:
+    def _taken(self, cached: Path, build: Build) -> exported.Build | None:
         """Links the folder of a stored build and returns its entry; None if there is none, or, with a warning, if it was changed."""
         if not cached.exists():
             return None
         try:
             problems = verify(load(cached))
-            entry: dict[str, Any] = {} if problems else read_json(cached / ENTRY)
+            entry = None if problems else read(exported.Build, cached / ENTRY)
         except DamagedArtifact as error:
-            problems = [error.problem]
-        if problems:
+            problems, entry = [error.problem], None
+        if entry is None:
             self.context.progress.warn(f"{problems[0]}; {build.name} is made again")
             return None
         shutil.copytree(cached / build.name, self.out / build.name, copy_function=_linked)
@@ -115,12 +120,12 @@ class Reuse:
             self.answers[engine, build.variant, build.precision, rest] = np.load(file)
         return entry
 
-    def _keep(self, cached: Path, key: str, build: Build, entry: Mapping[str, Any]) -> None:
+    def _keep(self, cached: Path, key: str, build: Build, entry: exported.Build) -> None:
         """Stores a new build."""
         mine = {asked: found for asked, found in self.answers.items() if asked[1:3] == (build.variant, build.precision)}
         with writing(cached) as folder:
             shutil.copytree(self.out / build.name, folder / build.name, copy_function=_linked)
-            write_json(folder / ENTRY, entry)
+            write_json(folder / ENTRY, entry.written())
             for (engine, _, _, rest), found in mine.items():
                 (folder / ANSWERS).mkdir(exist_ok=True)
                 np.save(folder / ANSWERS / f"{engine}.{rest}.npy", found)

@@ -11,41 +11,37 @@ reason, where the engine does not report the precision of every GEMM: guessing w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from export.graph.macs import Gemm
+from foundation.artifacts.exported import Layer, Shares
 from foundation.schemes.table import INT4_PRECISIONS
 
 
-def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any]:
+def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> Shares:
     """Returns the shares of one engine.
 
     Args:
         gemms: What `export.graph.macs.count_macs` gave.
         precisions: What the engine gave, by name of the node.
-
-    Returns:
-        `int8_share`, `int8_share_all`, `int4_share`, `int8_share_reason` (of all three),
-        and `layers`: `name`, `kind`, `macs`, `precision` (None where unknown) each.
     """
-    layers = [{"name": gemm.name, "kind": gemm.kind, "macs": gemm.macs, "precision": precisions.get(gemm.node)} for gemm in gemms]
-    weights = [layer for layer in layers if layer["kind"] == "weight"]
-    unknown = [str(layer["name"]) for layer in layers if layer["precision"] is None]
+    layers = tuple(Layer(name=gemm.name, kind=gemm.kind, macs=gemm.macs, precision=precisions.get(gemm.node)) for gemm in gemms)
+    weights = [layer for layer in layers if layer.kind == "weight"]
+    unknown = [str(layer.name) for layer in layers if layer.precision is None]
     reason = None
     if unknown:
         shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         reason = f"the engine's graph does not tell the precision of {shown}"
-    return {
-        "int8_share": _part(weights, "int8"),
-        "int8_share_all": _part(layers, "int8"),
-        "int4_share": _part(weights, *INT4_PRECISIONS),
-        "int8_share_reason": reason,
-        "layers": layers,
-    }
+    return Shares(
+        int8_share=_part(weights, "int8"),
+        int8_share_all=_part(layers, "int8"),
+        int4_share=_part(weights, *INT4_PRECISIONS),
+        int8_share_reason=reason,
+        layers=layers,
+    )
 
 
-def _part(layers: Sequence[Mapping[str, Any]], *precisions: str) -> float | None:
-    if not layers or any(layer["precision"] is None for layer in layers):
+def _part(layers: Sequence[Layer], *precisions: str) -> float | None:
+    if not layers or any(layer.precision is None for layer in layers):
         return None
-    integer = sum(layer["macs"] for layer in layers if layer["precision"] in precisions)
-    return float(integer / sum(layer["macs"] for layer in layers))
+    macs = [(layer.macs or 0, layer.precision in precisions) for layer in layers]
+    return sum(count for count, counts in macs if counts) / sum(count for count, _ in macs)

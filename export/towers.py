@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file, save_file
 
@@ -25,14 +25,20 @@ from export.engines.registry import engine_module
 from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
+from foundation.artifacts import exported
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE, EngineName
 from foundation.labels.zero_shot import SIDES
+from foundation.measure.engine_process import EngineProcess
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import tower_of
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
+
+if TYPE_CHECKING:
+    from export.engines.module import WithTensors
+    from export.parity.parity import LayerParity
 
 
 class TowersExporter(Exporter):
@@ -55,7 +61,7 @@ class TowersExporter(Exporter):
     def _model(self, tower: str) -> Path:
         return self.files / tower / MODEL
 
-    def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+    def _build(self, engine: EngineName, model: Path) -> Iterator[exported.Engine]:
         """Writes the files of one engine for both towers; yields an entry for each of its modes."""
         if engine == REFERENCE:
             yield from super()._build(engine, model)
@@ -82,24 +88,25 @@ class TowersExporter(Exporter):
         for entries in zip(*built, strict=True):
             yield self._joined(dict(zip(SIDES, entries, strict=True)))
 
-    def _joined(self, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    def _joined(self, entries: Mapping[str, exported.Engine]) -> exported.Engine:
         """Returns the entry of both towers from the entry of each."""
         first, second = entries.values()
-        assert (first["mode"], first["float_precision"]) == (second["mode"], second["float_precision"]), entries
-        files = {name: entry["file"] for name, entry in entries.items()}
-        return {
-            **first,
-            "towers": files,
-            "size_bytes": first["size_bytes"] + second["size_bytes"],
-            "integer_weights": integer_weights([self.out / file for file in files.values()]),
-        }
+        assert (first.mode, first.float_precision) == (second.mode, second.float_precision), entries
+        assert first.size_bytes is not None, "its files were written"
+        assert second.size_bytes is not None, "its files were written"
+        files = {name: str(entry.file) for name, entry in entries.items()}
+        return first.with_(
+            towers=files,
+            size_bytes=first.size_bytes + second.size_bytes,
+            integer_weights=integer_weights([self.out / file for file in files.values()]),
+        )
 
-    def _share(self, process: Any, model: Path) -> dict[str, Any]:
+    def _share(self, process: EngineProcess, model: Path) -> exported.Shares:
         """Counts over both graphs, an image and a text of full length each."""
-        from export.graph.macs import count_macs
+        from export.graph.macs import Gemm, count_macs
         from export.share import share
 
-        batch, gemms, told = max(self.context.target.batch_sizes), list[Any](), dict[str, str]()
+        batch, gemms, told = max(self.context.target.batch_sizes), list[Gemm](), dict[str, str]()
         for name, prepared in self.preprocessor.towers.items():
             sequence = max(prepared.buckets, default=None)
             own = count_macs(Graph(self._model(name)), batch, sequence)
@@ -107,15 +114,15 @@ class TowersExporter(Exporter):
             gemms += own
         return share(gemms, told)
 
-    def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
+    def _layers(self, process: EngineProcess, model: Path, engine: str) -> list[LayerParity]:
         """Compares the layers of both graphs."""
-        found = []
+        found: list[LayerParity] = []
         for name in SIDES:
             self.tower = name
             found += super()._layers(process, self._model(name), engine)
         return found
 
-    def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
+    def _probe(self, process: EngineProcess, entries: Sequence[WithTensors]) -> dict[str, Array]:
         """Returns the tensors of these layers and sites on some rows of the tower."""
         split, _ = self._gate
         rows = [split.rows[index] for index in split.labels.of_tower(self.tower).tolist()]
@@ -123,19 +130,20 @@ class TowersExporter(Exporter):
         names = list(dict.fromkeys(name for entry in entries for name in entry.tensors))
         return process.probe(names, rows[: max(1, PROBED_TOKENS // length) if length else 1], length)
 
-    def _compared(self, entry: Mapping[str, Any], answers: Array, layers: Sequence[Any] = ()) -> dict[str, Any]:
+    def _compared(self, entry: exported.Engine, answers: Array, layers: Sequence[LayerParity] = ()) -> tuple[exported.Parity, str | None]:
         """Compares both towers with torch together, and each by itself."""
         from foundation.measure.agreement import compare_predictions, shortfall
 
-        compared = super()._compared(entry, answers, layers)
+        compared, reason = super()._compared(entry, answers, layers)
         split, expected = self._gate
         for name in SIDES:
             rows = split.labels.of_tower(name)
             own = compare_predictions(self.context.task, expected[rows], answers[rows], split.labels[rows])
-            short = shortfall(own, f"torch ({name}s)") if entry["float_precision"] == "fp32" else None
-            if short is not None and compared["reason"] is None and self._rounding(entry["engine"]) is None:
-                compared |= {"passed": False, "reason": f"parity: {self.build.name} {entry['engine']} {entry['mode']}: {short}"}
-        return compared
+            short = shortfall(own, f"torch ({name}s)") if entry.float_precision == "fp32" else None
+            if short is not None and reason is None and self._rounding(entry.engine) is None:
+                compared = compared.with_(passed=False)
+                reason = f"parity: {self.build.name} {entry.engine} {entry.mode}: {short}"
+        return compared, reason
 
 
 def checkpoint_of_tower(checkpoint: Checkpoint, tower: str, out: Path) -> Checkpoint:

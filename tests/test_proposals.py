@@ -14,6 +14,8 @@ from compress.pipeline import Outcome, run
 from export.choices import Generation
 from export.generation.proposals import with_proposals
 from export.parity.parity import ParityError
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Exported
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
@@ -115,13 +117,15 @@ def test_the_report_tells_what_was_accepted_and_what_it_brought(finished: Outcom
 @pytest.mark.whole
 def test_what_the_text_proposes_is_counted_too(finished: Outcome, tmp_path: Path) -> None:
     [exported] = finished.folder.glob("stages/export-*")
-    build = json.loads((exported / "export.json").read_text())["builds"][0]
-    entry = {key: value for key, value in build["engines"][0].items() if key != "speculation"}
+    build = read(Exported, exported / "export.json").builds[0]
+    entry = build.engines[0].with_(speculation=None)
     context = Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(**TARGET), 0, ConsoleProgress("silent"), tmp_path)
-    [found] = with_proposals([{**build, "engines": [entry]}], Generation(prompt_lookup=4), context, exported)
-    told = found["engines"][0]["speculation"]
+    [found] = with_proposals([build.with_(engines=(entry,))], Generation(prompt_lookup=4), context, exported)
+    told = found.engines[0].speculation
+    assert told is not None
     assert (told["draft"], told["tokens"], told["compared"]["identical"]) == (None, 4, 6)
-    answered = load_file(exported / entry["generation"]["file"])
+    assert entry.generation is not None
+    answered = load_file(exported / str(entry.generation.file))
     assert told["proposed"] <= 4 * answered["tokens"].size
     assert with_proposals([build], Generation(), context, exported) == [build]
 
@@ -129,26 +133,27 @@ def test_what_the_text_proposes_is_counted_too(finished: Outcome, tmp_path: Path
 @pytest.mark.whole
 def test_other_answers_are_an_error_where_nothing_rounds(finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [exported] = finished.folder.glob("stages/export-*")
-    build = json.loads((exported / "export.json").read_text())["builds"][0]
+    build = read(Exported, exported / "export.json").builds[0]
     context = Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(**TARGET), 0, ConsoleProgress("silent"), tmp_path)
     monkeypatch.setattr("export.generation.proposals.token_shortfall", lambda compared, other: "other answers")
     with pytest.raises(ParityError, match="with prompt look-up: other answers"):
         with_proposals([build], Generation(prompt_lookup=4), context, exported)
-    rounded = {**build, "engines": [{**entry, "cache_precision": "int8"} for entry in build["engines"]]}
+    rounded = build.with_(engines=tuple(entry.with_(cache_precision="int8") for entry in build.engines))
     [found] = with_proposals([rounded], Generation(prompt_lookup=4), context, exported)
-    assert found["engines"][0]["speculation"]["tokens"] == 4
+    assert found.engines[0].speculation is not None
+    assert found.engines[0].speculation["tokens"] == 4
 
 
 @pytest.mark.whole
 def test_a_draft_that_cannot_propose_is_one_line(finished: Outcome, tmp_path: Path) -> None:
     [exported] = finished.folder.glob("stages/export-*")
-    builds = json.loads((exported / "export.json").read_text())["builds"]
+    builds = read(Exported, exported / "export.json").builds
     context = Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(**TARGET), 0, ConsoleProgress("silent"), tmp_path)
-    stateful = [{**build, "engines": [{**entry, "mode": "stateful"} for entry in build["engines"]]} for build in builds]
+    stateful = [build.with_(engines=tuple(entry.with_(mode="stateful") for entry in build.engines)) for build in builds]
     with pytest.raises(InputError, match="draft given; it runs in stateful mode, and a draft needs paged mode: give another"):
         with_proposals(stateful, Generation(draft="draft"), context, exported)
     with pytest.raises(InputError, match="draft given; no engine of it answers prompts"):
-        with_proposals([build for build in builds if build["variant"] != "draft"], Generation(draft="draft"), context, exported)
+        with_proposals([build for build in builds if build.variant != "draft"], Generation(draft="draft"), context, exported)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from compress.report.document import Report
 from foundation.artifacts.timed import Timing
 from foundation.core.errors import InputError
 from foundation.core.progress import Progress
-from foundation.measure.engine_process import Job
 from foundation.measure.latency import Cell, Shape
 from foundation.measure.samples import Turn
+from foundation.stage.context import Job
 from tests.tiny_recipes import tiny_vit
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,9 +14,9 @@ import pytest
 from foundation.artifacts.timed import Timing
 from foundation.core.progress import Progress
 from foundation.measure import generation, latency, race
-from foundation.measure.engine_process import Job
 from foundation.measure.latency import MIN_SAMPLES, TURNS, Cell, Shape
 from foundation.measure.samples import Turn
+from foundation.stage.context import Job
 
 
 def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[tuple[int, Timing]]:

@@ -16,16 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event, Lock
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.triton import Limit, Load
+from foundation.core.arrays import Array
 from foundation.measure.answers import compressed
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.response import LOGITS, RESPONSES, VECTOR, placed
 from foundation.standalone.windows import Window, parted, read_contexts
 from triton_repo.config import inputs_of
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferenceServerClient, InferInput
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
@@ -42,6 +47,13 @@ class ServedWrong(RuntimeError):
     """The answers of the server differ from the engine's; a one-line message."""
 
 
+class Result(Protocol):
+    """What a client of Triton returns, over gRPC or HTTP."""
+
+    def as_numpy(self, name: str) -> Array | None:
+        """Returns an output; None where the model has none of this name."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """The responses of a model, in row order."""
@@ -49,14 +61,14 @@ class Answers:
     logits: NDArray[np.float32]
     """Raw outputs of the engine, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], with zeros after the end of shorter
     responses."""
-    outputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, Array]
     """The other outputs by name, [n, ...]; strings are bytes in an array of objects."""
 
     rows: Sequence[Row] = ()
     """The rows that were sent."""
 
     @classmethod
-    def of(cls, results: Sequence[Any], rows: Sequence[Row] = ()) -> Answers:
+    def of(cls, results: Sequence[Result], rows: Sequence[Row] = ()) -> Answers:
         """Returns the responses of the results of a client, one row each."""
         found = [{name: array for name in OUTPUTS if (array := result.as_numpy(name)) is not None} for result in results]
         whole = {name: _joined([one[name] for one in found]) for name in found[0]}
@@ -76,7 +88,7 @@ class Answers:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""
         response = RESPONSES[prepared.response]
         pairs = [(row.question, row.context) for row in self.rows if isinstance(row, Window)]
-        told: list[Any] = read_contexts(prepared, pairs) if prepared.finds_spans else placed(prepared, self.rows)
+        told: Sequence[object] = read_contexts(prepared, pairs) if prepared.finds_spans else placed(prepared, self.rows)
         expected = response.of(self.logits, prepared.labels, told)
         del expected[response.RAW]
         if expected.keys() != self.outputs.keys():
@@ -113,22 +125,22 @@ def evaluate(
     Raises:
         RequestError: A request failed; no further rows are sent.
     """
-    answers: list[Any] = [None] * len(rows)
+    answers: dict[int, Result] = {}
     lock = Lock()
 
-    def note(index: int, result: Any, _: float) -> None:
+    def note(index: int, result: Result, _: float) -> None:
         answers[index] = result
         if advance is not None:
             with lock:
                 advance(1)
 
     drive(address, model, rows, enumerate(rows), concurrency, note, version=version)
-    return Answers.of(answers, rows)
+    return Answers.of([answers[index] for index in range(len(rows))], rows)
 
 
 def latency(
     address: str, model: str, rows: Sequence[Row], concurrency: int, *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
-) -> dict[str, Any]:
+) -> Load:
     """Measures request latency under a constant load: real rows in turn, one row per request.
 
     Args:
@@ -141,7 +153,7 @@ def latency(
         warm_up: Uncounted requests of each worker before the measurement.
 
     Returns:
-        `concurrency`, `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests), `throughput_per_s`, `n`.
+        The latency; its `p99_ms` is None below 200 requests.
 
     Raises:
         RequestError: A request failed.
@@ -151,17 +163,12 @@ def latency(
     started = time.perf_counter()
     drive(address, model, rows, _cycle(rows, requests, started + seconds), concurrency, lambda _, __, taken: samples.append(taken))
     spent = time.perf_counter() - started
-    return {
-        "concurrency": concurrency,
-        **_percentiles(samples),
-        "throughput_per_s": round(len(samples) / spent, 2),
-        "n": len(samples),
-    }
+    p50, p90, p99 = _percentiles(samples)
+    rate = round(len(samples) / spent, 2)
+    return Load(concurrency=concurrency, p50_ms=p50, p90_ms=p90, p99_ms=p99, throughput_per_s=rate, n=len(samples))
 
 
-def batch_latency(
-    address: str, model: str, rows: Sequence[Row], *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
-) -> dict[str, Any]:
+def batch_latency(address: str, model: str, rows: Sequence[Row], *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20) -> Limit:
     """Measures the latency of one request with all `rows`, sent again and again, one under way.
 
     Args:
@@ -173,7 +180,7 @@ def batch_latency(
         warm_up: Uncounted requests before the measurement.
 
     Returns:
-        `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests), `n`.
+        The latency without its shape; its `p99_ms` is None below 200 requests.
 
     Raises:
         RequestError: A request failed.
@@ -189,13 +196,14 @@ def batch_latency(
             started = time.perf_counter()
             infer_rows(client, model, rows)
             samples.append(time.perf_counter() - started)
-    return {**_percentiles(samples), "n": len(samples)}
+    p50, p90, p99 = _percentiles(samples)
+    return Limit(p50_ms=p50, p90_ms=p90, p99_ms=p99, n=len(samples))
 
 
-def _percentiles(samples: Sequence[float]) -> dict[str, float | None]:
-    """Returns the percentiles in ms of samples in seconds."""
+def _percentiles(samples: Sequence[float]) -> tuple[float, float, float | None]:
+    """Returns p50, p90 and p99 in ms of samples in seconds; p99 is None where there are too few."""
     p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(samples, QUANTILES))
-    return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99 if len(samples) >= MIN_FOR_P99 else None}
+    return p50, p90, p99 if len(samples) >= MIN_FOR_P99 else None
 
 
 def drive(
@@ -204,7 +212,7 @@ def drive(
     rows: Sequence[Row],
     feed: Iterator[tuple[int, Row]],
     concurrency: int,
-    note: Callable[[int, Any, float], None],
+    note: Callable[[int, Result, float], None],
     *,
     version: str = "",
 ) -> None:
@@ -243,7 +251,7 @@ def drive(
             raise
 
 
-def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS, *, version: str = "") -> Any:
+def infer(client: InferenceServerClient, model: str, row: Row, seconds: float = REQUEST_SECONDS, *, version: str = "") -> Result:
     """Sends one row and returns the client's result.
 
     Raises:
@@ -252,25 +260,28 @@ def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS, *
     return infer_rows(client, model, [row], seconds, version=version)
 
 
-def infer_rows(client: Any, model: str, rows: Sequence[Row], seconds: float = REQUEST_SECONDS, *, version: str = "") -> Any:
+def infer_rows(
+    client: InferenceServerClient, model: str, rows: Sequence[Row], seconds: float = REQUEST_SECONDS, *, version: str = ""
+) -> Result:
     """Sends one request with several rows and returns the client's result; errors as above."""
     from tritonclient.grpc import InferInput
     from tritonclient.utils import InferenceServerException
 
     try:
-        return client.infer(model, tensors(rows, InferInput), model_version=version, client_timeout=seconds)
+        result: Result = client.infer(model, tensors(rows, InferInput), model_version=version, client_timeout=seconds)
+        return result
     except InferenceServerException as error:
         raise RequestError(f"model {model}: the request failed: {' '.join(str(error.message()).split())[:300]}") from error
 
 
-def inputs(row: Row) -> list[Any]:
+def inputs(row: Row) -> list[InferInput]:
     """Returns the input tensors of one row for gRPC, [1, 1] each."""
     from tritonclient.grpc import InferInput
 
     return tensors([row], InferInput)
 
 
-def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
+def tensors(rows: Sequence[Row], kind: type[InferInput]) -> list[InferInput]:
     """Returns the input tensors of a request.
 
     Args:
@@ -290,14 +301,15 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
     return made
 
 
-def parts_of(row: Row) -> tuple[Any, ...]:
+def parts_of(row: Row) -> tuple[str | bytes, ...]:
     """Returns the parts of a row, one for each input."""
-    if isinstance(row, Window):
-        return row.texts
-    return row if isinstance(row, tuple) else (row,)
+    texts = row.texts if isinstance(row, Window) else row if isinstance(row, tuple) else (row,)
+    parts = tuple(text for text in texts if isinstance(text, str | bytes))
+    assert len(parts) == len(texts), "rows of tokens go to the models that generate"
+    return parts
 
 
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _joined(parts: Sequence[Array]) -> Array:
     """Returns the outputs of several requests as one; of tokens those that are missing in shorter ones are zeros."""
     if parts[0].ndim < 3:
         return np.concatenate(parts)
@@ -305,14 +317,13 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate([np.pad(part, ((0, 0), (0, longest - part.shape[1]), (0, 0))) for part in parts])
 
 
-def _shown(values: NDArray[Any]) -> str:
+def _shown(values: Array) -> str:
     """Returns the first of the values of an output, for a message."""
     first = values.reshape(-1)[0]
     return repr(first.decode("utf-8", "replace")) if isinstance(first, bytes) else f"{float(first):.6f}"
 
 
-def _bytes(value: Any) -> bytes:
-    assert isinstance(value, bytes | str), "rows of tokens go to the models that generate"
+def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8")
 
 

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -68,7 +68,8 @@ class ModelSettings:
     """Maximum number of rows in one request and in merged requests."""
     batch_sizes: tuple[int, ...]
     """Batch sizes that the model compiles, ascending, 1 first."""
-    mode: Literal["static", "dynamic", "packed"]
+    mode: str
+    """static, dynamic or packed."""
     properties: Mapping[str, str]
     """Settings of the engine, the same as in the evaluation."""
     warm_up: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ def inputs_of(row: Row) -> tuple[str, ...]:
     return (TEXT, TEXT_PAIR) if isinstance(row, tuple) else (TEXT,)
 
 
-def model_config(settings: ModelSettings) -> Any:
+def model_config(settings: ModelSettings) -> pb.ModelConfig:
     """Returns the `ModelConfig` message.
 
     Raises:
@@ -142,13 +143,13 @@ def version_settings(settings: ModelSettings) -> str:
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
-def to_text(config: Any) -> str:
+def to_text(config: pb.ModelConfig) -> str:
     """Returns the contents of config.pbtxt."""
     text: str = text_format.MessageToString(config)
     return text
 
 
-def from_text(text: str) -> Any:
+def from_text(text: str) -> pb.ModelConfig:
     """Parses the output of `to_text`."""
     return text_format.Parse(text, pb.ModelConfig())
 
@@ -158,7 +159,7 @@ def serialized(values: Sequence[bytes]) -> bytes:
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
 
 
-def _add_warm_up(config: Any, sample: str, inputs: Sequence[str]) -> None:
+def _add_warm_up(config: pb.ModelConfig, sample: str, inputs: Sequence[str]) -> None:
     warm_up = config.model_warmup.add(name=sample, batch_size=1)
     for name in inputs:
         value = warm_up.inputs[name]

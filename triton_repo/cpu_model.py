@@ -58,9 +58,9 @@ class TritonPythonModel:
         self.engine.prepare(self.shapes)
         self.most_rows = max(1, int(config["max_batch_size"]))
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Returns one response for each request: its predictions or an error."""
-        answers: list[Any] = [None] * len(requests)
+        answers: list[pb_utils.InferenceResponse | None] = [None] * len(requests)
         pieces: dict[tuple[int, ...], list[Piece]] = {}
         logits: dict[int, Any] = {}
         given: dict[int, list[Any]] = {}
@@ -100,7 +100,7 @@ class TritonPythonModel:
         found = read_contexts(self.preprocessor, rows)
         return [window for one in found for window in one.rows], found
 
-    def _rows(self, request: Any) -> list[Any]:
+    def _rows(self, request: pb_utils.InferenceRequest) -> list[Any]:
         """Returns texts, pairs of texts, or encoded images or sounds; each input is an array of bytes [n, 1]."""
         columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
         if self.preprocessor.modality != "text":
@@ -121,7 +121,7 @@ class TritonPythonModel:
         except ValueError as error:
             raise BadRow(f"row {row}: {error}") from error
 
-    def _predict(self, group: list[Piece], logits: dict[int, Any], answers: list[Any]) -> None:
+    def _predict(self, group: list[Piece], logits: dict[int, Any], answers: list[pb_utils.InferenceResponse | None]) -> None:
         """Runs rows of the same shape; if that fails, their requests get the error."""
         if not group:
             return
@@ -142,7 +142,7 @@ class TritonPythonModel:
                 (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[piece.rows] = found
             start += len(piece.rows)
 
-    def _response(self, rows: list[Any], logits: Any) -> Any:
+    def _response(self, rows: list[Any], logits: Any) -> pb_utils.InferenceResponse:
         """Returns the response to a request, from its logits, or from the logits of its windows and the rows that they belong to."""
         if self.preprocessor.aggregate:
             logits = merged(logits, len(rows), self.preprocessor.aggregate)
@@ -163,7 +163,7 @@ def _text(row: int, value: bytes) -> str:
         raise BadRow(f"row {row}: not UTF-8 text (byte {error.start})") from error
 
 
-def _refusal(error: Exception, code: int | None = None) -> Any:
+def _refusal(error: Exception, code: int | None = None) -> pb_utils.InferenceResponse:
     """Returns an error response with a one-line message."""
     line = " ".join(str(error).split())[:500] or type(error).__name__
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, pb_utils.TritonError.INVALID_ARG if code is None else code))

@@ -20,19 +20,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from foundation.artifacts import artifact
-from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.artifact import Artifact, FileEntry
 from foundation.artifacts.chain import GOLDEN, changes, damage, read_chain
 from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import REPOSITORY, Run, open_run
 from foundation.artifacts.triton import Results
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError, Problem
 from foundation.core.shown import reason
 from foundation.measure.answers import load_predictions
@@ -77,8 +76,9 @@ def models_in(folder: Path) -> list[ServedModel]:
         document = artifact.read_json(folder / MANIFEST)
         if MODELS in document:
             return served_models.read(document[MODELS])
-        run = (document.get("owner") or {}).get("run", "")
-        return served_models.of_earlier_version(folder / REPOSITORY, document.get(CHOSEN), str(run))
+        owner = document.get("owner")
+        name = "" if owner is None else str(owner.get("run", ""))
+        return served_models.of_earlier_version(folder / REPOSITORY, document.get(CHOSEN), name)
     run = open_run(folder)
     made = run.of_kind("model_repository")
     return [] if made is None else _models(run, made)
@@ -226,7 +226,7 @@ def _check_place(run: Run, out: Path) -> None:
 
 def _copied(
     served: Artifact, temporary: Path, models: Sequence[ServedModel], copied: Sequence[ServedModel]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, FileEntry]]:
     """Copies the repositories of an artifact, of `models` only those to be copied; yields name and entry of each file.
 
     Raises:
@@ -266,7 +266,7 @@ def _golden(run: Run, folder: Path, copied: Sequence[ServedModel]) -> Iterator[P
     yield from (folder / GOLDEN, folder / GOLDEN_LABELS)
 
 
-def golden_labels(folder: Path) -> NDArray[Any]:
+def golden_labels(folder: Path) -> Array:
     """Returns the labels of the evaluation split of the run of a deployment, which some answers are compared by.
 
     Raises:
@@ -278,7 +278,7 @@ def golden_labels(folder: Path) -> NDArray[Any]:
             "this deployment has no golden rows to check a new version with: its run was not served, or an earlier version deployed it",
             remedy="give the run folder, or deploy it again",
         )
-    labels: NDArray[Any] = load_file(folder / GOLDEN_LABELS)[LABELS]
+    labels: Array = load_file(folder / GOLDEN_LABELS)[LABELS]
     return labels
 
 
@@ -313,7 +313,7 @@ def _built(folder: Path) -> dict[str, dict[str, str] | None]:
     return added
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path) -> FileEntry:
     return {"sha256": artifact.file_digest(path), "size": path.stat().st_size}
 
 

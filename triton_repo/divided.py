@@ -17,10 +17,11 @@ Language models are divided by vLLM (`triton_repo.vllm`). Left out: starting the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from foundation.artifacts.exported import Build, DividedVariant
+from foundation.artifacts.triton import TritonModel
 from foundation.core.engines import REFERENCE
 from foundation.standalone import image, long_text, preprocess, response, sound, windows
 from foundation.standalone.preprocess import Preprocessor
@@ -37,14 +38,14 @@ STANDALONE = (preprocess, long_text, windows, response, image, sound)
 def write_divided_repository(
     out: Path,
     exported: Path,
-    divided: Mapping[str, Any],
-    build: Mapping[str, Any],
+    divided: DividedVariant,
+    build: Build,
     *,
     pairs: bool,
     max_batch_size: int,
     scheduling: Scheduling,
     threads: int,
-) -> dict[str, Any]:
+) -> TritonModel:
     """Writes the repository; returns its entry of triton.json.
 
     Args:
@@ -57,7 +58,8 @@ def write_divided_repository(
         scheduling: How requests come to the model.
         threads: CPU threads that the ranks share where they run on the CPU.
     """
-    name, ranks, preprocessor = str(divided["folder"]), int(divided["ranks"]), Preprocessor.load(exported / build["folder"])
+    name, ranks, preprocessor = str(divided.folder), divided.ranks, Preprocessor.load(exported / build.folder)
+    assert ranks is not None, "the export writes it"
     rows = dict(warm_up_rows(preprocessor, pairs))
     settings = ModelSettings(
         name=name,
@@ -77,8 +79,8 @@ def write_divided_repository(
     for folder in sorted((exported / name).iterdir()):
         shutil.copytree(folder, version / folder.name)
     (out / "README.md").write_text(_README.format(name=name, ranks=ranks, packages=PACKAGES), encoding="utf-8")
-    told = {"model": name, "variant": divided["variant"], "precision": build["precision"]}
-    return {**told, "engine": REFERENCE, "mode": "dynamic", "float_precision": "fp32"}
+    about = {"model": name, "variant": divided.variant, "precision": build.precision}
+    return TritonModel(**about, engine=REFERENCE, mode="dynamic", float_precision="fp32")
 
 
 def files(root: Path) -> Iterator[tuple[Path, str]]:

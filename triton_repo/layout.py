@@ -16,21 +16,22 @@ Not here: the repository for GPUs, see `triton_repo.gpu.plans`.
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Engine, Exported
+from foundation.artifacts.triton import TritonModel
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
-from foundation.measure.fastest import Ranked, key_of
+from foundation.measure.fastest import Ranked
 from foundation.standalone import image, long_text, preprocess, response, sound, windows
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES
@@ -70,7 +71,7 @@ class Served:
     precision: str
     folder: Path
     """Folder of the build: preprocess.json, tokenizer.json."""
-    engine: Mapping[str, Any]
+    engine: Engine
     """The entry of the engine in export.json."""
     root: Path
     """Folder of export.json."""
@@ -82,7 +83,7 @@ class Served:
     @property
     def file(self) -> Path:
         """Path of the file that the engine opens."""
-        return self.root / str(self.engine["file"])
+        return self.root / str(self.engine.file)
 
     @property
     def prepared(self) -> Preprocessor:
@@ -97,8 +98,15 @@ class Served:
             "model": self.name,
             "variant": self.variant,
             "precision": self.precision,
-            **{key: str(self.engine[key]) for key in ("engine", "mode", "float_precision")},
+            "engine": self.engine.engine,
+            "mode": self.engine.mode,
+            "float_precision": str(self.engine.float_precision),
         }
+
+    @property
+    def entry(self) -> TritonModel:
+        """Its entry in triton.json, before it is measured."""
+        return TritonModel(**self.names)
 
     def is_the(self, chosen: Ranked) -> bool:
         """Whether it is the configuration that was chosen."""
@@ -107,7 +115,7 @@ class Served:
     @property
     def predictions(self) -> Path | None:
         """Path of the engine's predictions on the evaluation split; None if it was not evaluated."""
-        return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
+        return self.root / self.engine.predictions if self.engine.predictions else None
 
 
 def served_models(
@@ -171,10 +179,10 @@ def write_repository(
             pairs=pairs,
             width=preprocessor.width,
             response=preprocessor.response,
-            engine=model.engine["engine"],
+            engine=model.engine.engine,
             max_batch_size=largest,
             batch_sizes=tuple(size for size in sizes if size <= largest),
-            mode=model.engine["mode"],
+            mode=model.engine.mode,
             properties=_properties(model, scheduling),
             warm_up=tuple(rows),
             scheduling=scheduling or Scheduling(),
@@ -251,30 +259,27 @@ def _build_of(model: ModelSettings) -> str:
 
 def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
     """Returns the settings of a model's engine: those that were evaluated, with other threads where these are given."""
-    found: dict[str, str] = dict(model.engine["properties"])
+    found = dict(model.engine.properties)
     if scheduling is not None and scheduling.threads is not None:
-        found[ENGINES[model.engine["engine"]].threads_property] = str(scheduling.threads)
+        found[ENGINES[model.engine.engine].threads_property] = str(scheduling.threads)
     return found
 
 
 def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], chosen: Ranked | None) -> Iterator[Served]:
-    document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
-    for build in document["builds"]:
-        order = engines[build["folder"]] if isinstance(engines, Mapping) else engines
-        entries = [entry for entry in build["engines"] if entry["engine"] in order and entry["runnable"]]
-        entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), order.index(entry["engine"])))
+    for build in read(Exported, root / EXPORTED).builds:
+        order = engines[build.folder] if isinstance(engines, Mapping) else engines
+        entries = [entry for entry in build.engines if entry.engine in order and entry.runnable]
+        entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != build.key(entry), order.index(entry.engine)))
         for entry in entries[:1]:
-            model = Served(
-                f"{build['variant']}-{build['precision']}", build["variant"], build["precision"], root / build["folder"], entry, root
-            )
-            yield from towers_of(model) if entry.get("towers") else [model]
+            model = Served(f"{build.variant}-{build.precision}", build.variant, build.precision, root / build.folder, entry, root)
+            yield from towers_of(model) if entry.towers else [model]
 
 
 def towers_of(model: Served) -> list[Served]:
     """Returns the two models that a build with two towers is served as."""
     return [
-        replace(model, name=f"{model.name}-{tower}", folder=model.folder / tower, engine={**model.engine, "file": file}, tower=tower)
-        for tower, file in model.engine["towers"].items()
+        replace(model, name=f"{model.name}-{tower}", folder=model.folder / tower, engine=model.engine.with_(file=file), tower=tower)
+        for tower, file in model.engine.towers.items()
     ]
 
 
@@ -284,7 +289,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    shared = [Path(preprocess.__file__).with_name(name) for name in BESIDE_ENGINE.get(settings.engine, ())]
+    shared = [str(Path(preprocess.__file__).with_name(name)) for name in BESIDE_ENGINE.get(settings.engine, ())]
     for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *beside(preprocessor), *shared):
         shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
@@ -297,9 +302,9 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
             (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
 
 
-def beside(preprocessor: Preprocessor) -> list[Any]:
+def beside(preprocessor: Preprocessor) -> list[str]:
     """Returns the paths of the files that preprocess.py needs next to it for rows of this kind."""
-    return [module.__file__ for module, used in ((image, preprocessor.image), (sound, preprocessor.sound)) if used is not None]
+    return [str(module.__file__) for module, used in ((image, preprocessor.image), (sound, preprocessor.sound)) if used is not None]
 
 
 def _files(file: Path) -> Iterator[tuple[Path, str]]:

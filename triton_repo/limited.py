@@ -8,8 +8,9 @@ load      one request under way: what is added is preparing rows, the server, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from foundation.artifacts.triton import Limit
 from foundation.core.goals import LatencyGoal
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.windows import Window
@@ -28,7 +29,7 @@ def shapes_of(limits: Sequence[LatencyGoal]) -> list[Shape]:
     return list(dict.fromkeys((limit.batch, limit.sequence) for limit in limits))
 
 
-def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: bool, most: int) -> list[dict[str, Any]]:
+def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: bool, most: int) -> tuple[Limit, ...]:
     """Times one model of a running server at each shape.
 
     Args:
@@ -39,8 +40,7 @@ def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: 
         most: Most rows of a request.
 
     Returns:
-        For each shape that the model has `batch`, `sequence`, and `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests) and `n`, or a
-        `reason`.
+        The latency at each shape that the model has, or why it was not measured.
 
     Raises:
         RequestError: A request failed.
@@ -50,11 +50,11 @@ def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: 
         if model.tower is not None and (model.tower == "image") != (sequence is None):
             continue
         if batch > most:
-            figures: dict[str, Any] = {"reason": f"requests have at most {most} rows (max_batch_size)"}
+            limit = Limit(reason=f"requests have at most {most} rows (max_batch_size)")
         else:
-            figures = client.batch_latency(address, model.name, [row_of(model.prepared, sequence, pairs)] * batch)
-        found.append({"batch": batch, "sequence": sequence, **figures})
-    return found
+            limit = client.batch_latency(address, model.name, [row_of(model.prepared, sequence, pairs)] * batch)
+        found.append(limit.with_(batch=batch, sequence=sequence))
+    return tuple(found)
 
 
 def row_of(prepared: Preprocessor, sequence: int | None, pairs: bool) -> Row:

@@ -17,8 +17,10 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from tritonclient.grpc import model_config_pb2 as pb
+
+from foundation.core.json_value import Json
 from triton_repo.blobs import BlobCache
 from triton_repo.config import from_text, model_names, to_text
 from triton_repo.generation.config import request_seconds
@@ -43,7 +45,7 @@ class LiveRepository:
     """
 
     def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None, models: Mapping[str, str] | None = None) -> None:
-        self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Any]](), blobs
+        self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Json]](), blobs
         folder.mkdir()
         for name, given in ({name: name for name in model_names(repository)} if models is None else models).items():
             (folder / name).mkdir()
@@ -69,7 +71,7 @@ class LiveRepository:
         """Returns the version of a model that requests go to."""
         return str(self._routes[name]["version"])
 
-    def config(self, name: str) -> Any:
+    def config(self, name: str) -> pb.ModelConfig:
         """Returns the `ModelConfig` of a model."""
         return self._config_of(self.folder / name)
 
@@ -87,11 +89,11 @@ class LiveRepository:
         self._write(name, config, [before, added])
         return added
 
-    def keep(self, name: str, version: str, config: Any) -> None:
+    def keep(self, name: str, version: str, config: pb.ModelConfig) -> None:
         """Sets this version of a model as the only one to load, with this configuration."""
         self._write(name, config, [version])
 
-    def route(self, name: str, version: str, config: Any) -> None:
+    def route(self, name: str, version: str, config: pb.ModelConfig) -> None:
         """Lets requests go to this version from now on, with the limits of this configuration."""
         self._note(name, config, version)
         self._publish()
@@ -101,10 +103,10 @@ class LiveRepository:
         place = self.folder / name / version
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
 
-    def _config_of(self, model: Path) -> Any:
+    def _config_of(self, model: Path) -> pb.ModelConfig:
         return from_text((model / CONFIG).read_text(encoding="utf-8"))
 
-    def _copy(self, source: Path, out: Path, config: Any) -> None:
+    def _copy(self, source: Path, out: Path, config: pb.ModelConfig) -> None:
         if config.model_transaction_policy.decoupled:
             out.symlink_to(source.absolute())
             return
@@ -118,15 +120,15 @@ class LiveRepository:
         """Copies what belongs to no version, such as warm-up rows."""
         for entry in source.iterdir():
             if entry.name != CONFIG and not entry.name.isdigit():
-                copy: Any = shutil.copytree if entry.is_dir() else shutil.copy
-                copy(entry, self.folder / name / entry.name, **({"dirs_exist_ok": True} if entry.is_dir() else {}))
+                place = self.folder / name / entry.name
+                shutil.copytree(entry, place, dirs_exist_ok=True) if entry.is_dir() else shutil.copy(entry, place)
 
-    def _write(self, name: str, config: Any, versions: Sequence[str]) -> None:
+    def _write(self, name: str, config: pb.ModelConfig, versions: Sequence[str]) -> None:
         config.name = name  # Triton identifies a model only by the name of its folder
         config.version_policy.specific.versions[:] = map(int, versions)
         _replace(self.folder / name / CONFIG, to_text(config))
 
-    def _note(self, name: str, config: Any, version: str) -> None:
+    def _note(self, name: str, config: pb.ModelConfig, version: str) -> None:
         self._routes[name] = {"version": version, **read_policy(config).model_dump(), "request_seconds": request_seconds(config)}
 
     def _publish(self) -> None:

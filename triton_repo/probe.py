@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from foundation.core.errors import InputError, Problem
@@ -33,13 +34,12 @@ class Probe:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._client: Any
         if address.protocol == "http":
             from tritonclient.http import InferenceServerClient, InferInput
 
             self._client = InferenceServerClient(address.place, connection_timeout=SECONDS, network_timeout=REQUEST_SECONDS)
-            self._limit: dict[str, Any] = {}
-            self._described: dict[str, Any] = {}
+            self._limit: dict[str, float] = {}
+            self._described: dict[str, float | bool] = {}
         else:
             from tritonclient.grpc import InferenceServerClient, InferInput
 
@@ -143,16 +143,10 @@ def prepared_of(model: Path) -> Preprocessor:
     return Preprocessor.load(max(versions, key=lambda path: int(path.name)))
 
 
-def described(tensor: Any) -> str:
+def described(tensor: pb.ModelInput | pb.ModelOutput) -> str:
     """Returns datatype and shape of a tensor of a `ModelConfig`, as a server reports it: with the axis of the batch."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
     name = pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")
     return f"{'BYTES' if name == 'STRING' else name} {[-1, *tensor.dims]}"
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def _line(error: Exception) -> str:

@@ -10,11 +10,14 @@ applies the limits too, before a request reaches Triton: it also refuses at once
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from foundation.core.config import Config
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
 
 MOST_REQUESTS, MOST_TIMEOUT_MS, MOST_PRIORITIES = 100_000, 3_600_000.0, 16
 UNLIMITED_MS = 24 * MOST_TIMEOUT_MS
@@ -33,7 +36,7 @@ class Queue(Config):
     """Levels of priority. A request names its level with its parameter `priority`; 1 is served first, and the last level is the default."""
 
 
-def write_policy(config: Any, queue: Queue) -> None:
+def write_policy(config: pb.ModelConfig, queue: Queue) -> None:
     """Puts the limits into the dynamic batching of a `ModelConfig`."""
     batching = config.dynamic_batching
     if queue.priorities > 1:
@@ -45,7 +48,7 @@ def write_policy(config: Any, queue: Queue) -> None:
     policy.allow_timeout_override = True
 
 
-def read_policy(config: Any) -> Queue:
+def read_policy(config: pb.ModelConfig) -> Queue:
     """Returns the limits in a `ModelConfig`."""
     batching = config.dynamic_batching
     policy = batching.default_queue_policy

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tritonclient.grpc import model_config_pb2 as pb
 
 from foundation.core.errors import InputError, Problem, nearest
 from triton_repo.config import from_text
@@ -86,7 +87,7 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
     return Rolled(model, before, after, loaded - started, checked - loaded, time.monotonic() - started)
 
 
-def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
+def configs(live: LiveRepository, model: str, source: Path) -> tuple[pb.ModelConfig, pb.ModelConfig]:
     """Returns the present configuration of a model and the configuration of the new version, which fit each other.
 
     Raises:
@@ -101,12 +102,12 @@ def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
     return present, new
 
 
-def instances(config: Any) -> int:
+def instances(config: pb.ModelConfig) -> int:
     """Returns the number of processes of a model."""
     return sum(max(1, group.count) for group in config.instance_group) or 1
 
 
-def differences(present: Any, new: Any) -> Iterator[str]:
+def differences(present: pb.ModelConfig, new: pb.ModelConfig) -> Iterator[str]:
     """Yields a line for each reason for which clients of a model could not talk to a new version of it.
 
     Args:

@@ -74,7 +74,7 @@ def divided(models: Sequence[ServedModel], everything: bool) -> tuple[list[Serve
     return wanted, [model for model in models if model not in wanted]
 
 
-def written(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
+def written(models: Sequence[ServedModel]) -> list[dict[str, str | None]]:
     """Returns models as plain data, for the manifest of a deployment."""
     return [asdict(model) for model in models]
 

@@ -19,17 +19,18 @@ The repository of a language model for vLLM, which the key `vllm` asks for, is w
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
-from foundation.artifacts.triton import Results
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Exported
+from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError, Problem
 from foundation.core.target import Target
@@ -54,7 +55,11 @@ from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from foundation.core.json_value import Json
     from foundation.stage.context import Context
+    from triton_repo.client import Answers
     from triton_repo.layout import Served
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
@@ -133,7 +138,7 @@ class TritonRepo(Stage):
         if self.gpu != Gpu() and (task.generates or not set(served_on("cuda")) & set(target.engines)):
             yield Problem("gpu", "given", f"it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none")
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the models can be served where the target says.
 
         Raises:
@@ -152,7 +157,7 @@ class TritonRepo(Stage):
                 f"serve it on the cpu, or leave out {self.title}",
             )
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> dict[str, Json] | None:
         """Returns the versions of the server's packages, what is served, at how many answers at once a language model is timed, and the
         layout of a repository for TensorRT.
 
@@ -161,18 +166,22 @@ class TritonRepo(Stage):
         """
         from triton_repo import environment
 
-        plans = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
-        chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
+        plans: dict[str, Json] = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
+        chosen: list[Json] = [{**ranked.candidate.names} for ranked in self._ranking(context)[:1]]
         if context.facts.generates and context.target.device == "cpu" and context.exported is not None:
             engines = self._engines(context.exported.path, context)
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
+        known: dict[str, Json] = {**plans, **({"chosen": chosen} if chosen else {})}
         if not self._starts(context):
-            return {**plans, **({"chosen": chosen} if chosen else {})} or None
-        limits = [[limit.batch, limit.sequence] for limit in context.goals.max_latency_ms]
-        streams = {"streams": self._streams()} if context.facts.generates else {"limits": limits} if limits else {}
-        return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
+            return known or None
+        limits: list[Json] = [[limit.batch, limit.sequence] for limit in context.goals.max_latency_ms]
+        if context.facts.generates:
+            known["streams"] = [*self._streams()]
+        elif limits:
+            known["limits"] = limits
+        return {**environment.check().versions, **known}
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Json]:
         """Writes `model_repository/`, `triton.json` and the logits of every model.
 
         Returns:
@@ -185,29 +194,24 @@ class TritonRepo(Stage):
             ServedWrong: The predictions differ from the engine's.
         """
         if self.vllm is not None and context.target.device == "cuda":
-            results: dict[str, Any] = {
-                "schema": SCHEMA,
-                "layout": "single",
-                "models": [self._write_vllm(parent, context, out / REPOSITORY)],
-            }
+            results = Results(schema_=SCHEMA, layout="single", models=(self._write_vllm(parent, context, out / REPOSITORY),))
         elif context.target.device == "cuda":
             gpu, layout = self._write_gpu(parent, context, out / REPOSITORY)
-            results = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
+            results = Results(schema_=SCHEMA, layout=layout, models=(gpu,))
         else:
             results = self._write_cpu(parent, context, out)
             if self._writes_plans(context):  # an additional repository, for machines with a GPU
-                results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
+                results = results.with_(gpu=self._write_gpu(parent, context, out / GPU_REPOSITORY)[0])
             if self.vllm is not None:
-                results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
+                results = results.with_(gpu=self._write_vllm(parent, context, out / GPU_REPOSITORY))
         if kernels := self._write_kernels(parent, context, out / KERNEL_REPOSITORY):
-            results["kernels"] = kernels
+            results = results.with_(kernels=kernels)
         if ranks := self._write_ranks(parent, context, out / RANKS_REPOSITORY):
-            results["ranks"] = ranks
-        document = Results.model_validate(results)
-        write_json(out / RESULTS, document.written())
-        return _summary(document)
+            results = results.with_(ranks=ranks)
+        write_json(out / RESULTS, results.written())
+        return _summary(results)
 
-    def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> Results:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
         from triton_repo.config import Scheduling
         from triton_repo.layout import served_models, write_repository
@@ -237,11 +241,11 @@ class TritonRepo(Stage):
         if self.tune is None or not self.serve:
             write(own, out / REPOSITORY, models, self.queue, None)
             results = self._results(models, lambda model: self._measure(model, context, out, own.max_batch_size))
-            return {**with_both_towers(results), "chosen": name}
+            return with_both_towers(results).with_(chosen=name)
         found = tune_served(self.tune, own, one.name, context, lambda point, folder: write(point, folder, [one], Queue(), point.threads))
         write(found.best, out / REPOSITORY, models, self.queue, found.best.threads)
         results = self._results(models, lambda model: self._measure(model, context, out, found.best.max_batch_size))
-        return {**results, "chosen": name, "tuned": {"model": one.name, **found.as_document()}}
+        return results.with_(chosen=name, tuned=found.as_document(one.name))
 
     def _ranking(self, context: Context) -> list[Ranked]:
         """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
@@ -264,7 +268,7 @@ class TritonRepo(Stage):
         latency = None if context.latency is None else context.latency.path
         return engines_that_answer(exported, latency, context.target, context.goals, scale, proposed=self.proposals)
 
-    def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def _write_language(self, parent: Artifact, context: Context, out: Path) -> Results:
         """The same for language models, which stream their answers."""
         from triton_repo.generation.check import measure
         from triton_repo.generation.layout import write_language_repository
@@ -283,23 +287,20 @@ class TritonRepo(Stage):
         )
         settings = {one.name: one for one in written}
 
-        def measured(model: Served) -> dict[str, Any]:
-            return {**_unmeasured(None), **measure(model, settings[model.name], out / REPOSITORY, context, self._streams())}
+        return self._results(
+            models, lambda model: measure(model, settings[model.name], out / REPOSITORY, context, self._streams()).with_(reason=None)
+        )
 
-        return self._results(models, measured)
-
-    def _results(self, models: Sequence[Served], measured: Callable[[Served], dict[str, Any]]) -> dict[str, Any]:
+    def _results(self, models: Sequence[Served], measured: Callable[[Served], TritonModel]) -> Results:
         """Returns the contents of triton.json."""
-        results: dict[str, Any] = {"schema": SCHEMA, "layout": "single", "models": []}
-        if self.serve:
-            from triton_repo import environment
+        if not self.serve:
+            return Results(schema_=SCHEMA, layout="single", models=tuple(_unmeasured(model.entry, "serve: false") for model in models))
+        from triton_repo import environment
 
-            results["versions"] = dict(environment.check().versions)
-        for model in models:
-            results["models"].append(model.names | (measured(model) if self.serve else _unmeasured("serve: false")))
-        return results
+        versions = dict(environment.check().versions)
+        return Results(schema_=SCHEMA, layout="single", models=tuple(measured(model) for model in models), versions=versions)
 
-    def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
+    def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[TritonModel, str]:
         """Writes the repository for TensorRT of the last variant; returns its entry of triton.json, and its layout.
 
         Raises:
@@ -318,23 +319,22 @@ class TritonRepo(Stage):
             cuda_graphs=self.gpu.cuda_graphs,
             response_cache=self.gpu.response_cache,
         )
-        entry, figures = write_gpu(parent, context, folder, self.gpu, serving)
-        return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
+        entry, written = write_gpu(parent, context, folder, self.gpu, serving)
+        return _unmeasured(entry, written.reason), written.layout
 
-    def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
+    def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> TritonModel | None:
         """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
         from triton_repo.config import Scheduling
         from triton_repo.gpu.kernels import NOT_RUN as NOT_SERVED
         from triton_repo.gpu.kernels import write_kernel_repository
         from triton_repo.layout import EXPORTED
 
-        builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        runs = [(build, entry) for build in builds for entry in build["engines"] if entry["runnable"]]
-        able = [(build, entry) for build, entry in runs if ENGINES[entry["engine"]].serves == "kernels"]
+        runs = [(build, entry) for build in read(Exported, parent.path / EXPORTED).builds for entry in build.engines if entry.runnable]
+        able = [(build, entry) for build, entry in runs if ENGINES[entry.engine].serves == "kernels"]
         if not able:
             return None
         build, entry = able[-1]
-        told = write_kernel_repository(
+        written = write_kernel_repository(
             folder,
             parent.path,
             build,
@@ -344,32 +344,32 @@ class TritonRepo(Stage):
             max_batch_size=self._largest_batch(context),
             scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
         )
-        return told | _unmeasured(NOT_SERVED)
+        return _unmeasured(written, NOT_SERVED)
 
-    def _write_ranks(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
+    def _write_ranks(self, parent: Artifact, context: Context, folder: Path) -> TritonModel | None:
         """Writes the repository of a model that the export has divided; returns its entry, None without one; vLLM divides decoders."""
         from triton_repo.config import Scheduling
         from triton_repo.divided import NOT_RUN as NOT_SERVED
         from triton_repo.divided import write_divided_repository
         from triton_repo.layout import EXPORTED
 
-        document = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))
-        divided = document.get("divided")
+        document = read(Exported, parent.path / EXPORTED)
+        divided = document.divided
         if divided is None or context.facts.generates:
             return None
-        told = write_divided_repository(
+        written = write_divided_repository(
             folder,
             parent.path,
             divided,
-            next(build for build in reversed(document["builds"]) if build["variant"] == divided["variant"]),
+            next(build for build in reversed(document.builds) if build.variant == divided.variant),
             pairs=isinstance(context.data.evaluation.rows[0], tuple),
             max_batch_size=self._largest_batch(context),
             scheduling=Scheduling(1, self.max_queue_delay_us, self.queue),
             threads=context.target.num_threads,
         )
-        return told | _unmeasured(NOT_SERVED)
+        return _unmeasured(written, NOT_SERVED)
 
-    def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any]:
+    def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> TritonModel:
         """Writes the repository of the last variant for vLLM; returns its entry of triton.json.
 
         Raises:
@@ -379,7 +379,7 @@ class TritonRepo(Stage):
         from triton_repo.layout import EXPORTED
 
         assert self.vllm is not None, "asked for"
-        packed = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["compressed_tensors"]
+        packed = read(Exported, parent.path / EXPORTED).compressed_tensors
         if packed is None:
             raise InputError(
                 f"{self.key}.vllm",
@@ -392,7 +392,7 @@ class TritonRepo(Stage):
         name = f"{variant}-{precision}"
         write_vllm_repository(folder, parent.path / packed, config, self.vllm, name=name, max_batch_size=self.max_batch_size)
         context.progress.log(f"  {name} for vLLM: {NOT_RUN}")
-        return {"model": name, "variant": variant, "precision": precision, "engine": BACKEND, "mode": "paged"} | _unmeasured(NOT_RUN)
+        return _unmeasured(TritonModel(model=name, variant=variant, precision=precision, engine=BACKEND, mode="paged"), NOT_RUN)
 
     def _writes_plans(self, context: Context) -> bool:
         """Whether a repository for TensorRT is written."""
@@ -412,7 +412,7 @@ class TritonRepo(Stage):
     def _starts(self, context: Context) -> bool:
         return self.serve and context.target.device == "cpu"
 
-    def _measure(self, model: Any, context: Context, out: Path, most: int) -> dict[str, Any]:
+    def _measure(self, model: Served, context: Context, out: Path, most: int) -> TritonModel:
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json; a request has at most `most` rows."""
         from triton_repo import client, environment
         from triton_repo.limited import measure_limits, shapes_of
@@ -427,10 +427,10 @@ class TritonRepo(Stage):
         with TritonServer(repository, environment.check(), log, models=[model.name]) as server:
             with context.progress.bar(f"triton {model.name}", len(rows)) as advance:
                 answers = client.evaluate(server.grpc_address, model.name, rows, EVALUATION_CONCURRENCY, advance)
-            latency = [client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency]
+            latency = tuple(client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency)
             shapes, pairs = shapes_of(context.goals.max_latency_ms), isinstance(rows[0], tuple)
             limits = {"limits": measure_limits(server.grpc_address, model, shapes, pairs, most)} if shapes else {}
-            memory = {"peak_memory_bytes": server.peak_memory_bytes()}
+            memory = server.peak_memory_bytes()
         predictions = f"{model.name}.safetensors"
         logits = beside_the_other(model, answers.stored_predictions(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
@@ -438,23 +438,23 @@ class TritonRepo(Stage):
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {context.facts.metric} {figures[context.facts.metric]:.4f} (n={count}), "
-            f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
+            f"{_agreement(compared, context.task)}, p50 {latency[0].p50_ms:.2f} ms"
         )
-        return {"metrics": figures, "n": count, "predictions": predictions, **compared, **memory, "latency": latency, **limits}
+        return compared.with_(metrics=figures, n=count, predictions=predictions, peak_memory_bytes=memory, latency=latency, **limits)
 
 
-def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, Any]:
+def compare(model: Served, task: Task, answers: Answers, labels: Labels) -> TritonModel:
     """Checks the labels of the server against its logits, and its logits against the engine's.
 
     Args:
-        model: The `Served` model.
+        model: The model.
         task: For regression, differences are in standard deviations of the labels, and there are no classes to compare.
-        answers: The `Answers` of the server.
+        answers: The answers of the server.
         labels: Labels of the evaluation split.
 
     Returns:
-        `disagreements` (rows whose label differs from the engine's), `median_abs` and `max_abs` (of logit differences); all None if the
-        predictions of the engine are not known.
+        Its entry in triton.json with `disagreements` (rows whose label differs from the engine's), `median_abs` and `max_abs` (of logit
+        differences); all None if the predictions of the engine are not known.
 
     Raises:
         ServedWrong: A difference exceeds its limit.
@@ -466,7 +466,7 @@ def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, A
     if wrong is not None:
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
-        return {"disagreements": None, "median_abs": None, "max_abs": None}
+        return model.entry.with_(disagreements=None, median_abs=None, max_abs=None)
     expected, own = load_logits(model.predictions), labels.of_tower(model.tower)
     expected, labels = expected[own], labels[own]
     logits = answers.stored_predictions(model.prepared)
@@ -476,18 +476,18 @@ def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, A
         changed = TASKS[task].answer.differences(expected, logits)[0]
         other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # words have no row
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
-    return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
+    return model.entry.with_(**{key: compared[key] for key in ("disagreements", "median_abs", "max_abs")})
 
 
-def _unmeasured(reason: str | None) -> dict[str, Any]:
-    return {"metrics": {}, "n": 0, "predictions": None, "disagreements": None, "latency": [], "reason": reason}
+def _unmeasured(entry: TritonModel, reason: str) -> TritonModel:
+    return entry.with_(metrics={}, n=0, predictions=None, disagreements=None, latency=(), reason=reason)
 
 
-def _agreement(compared: Mapping[str, Any], task: Task) -> str:
-    if compared["disagreements"] is None:
+def _agreement(compared: TritonModel, task: Task) -> str:
+    if compared.disagreements is None:
         return "not compared with the engine"
-    return f"{compared['disagreements']} answers differ from the engine, max |d{TASKS[task].answer.DIFFERS}| {compared['max_abs']:.4f}"
+    return f"{compared.disagreements} answers differ from the engine, max |d{TASKS[task].answer.DIFFERS}| {compared.max_abs:.4f}"
 
 
-def _summary(results: Results) -> dict[str, Any]:
-    return {"models": [{"model": one.model, "metrics": one.metrics, "disagreements": one.disagreements} for one in results.models]}
+def _summary(results: Results) -> dict[str, Json]:
+    return {"models": [{"model": one.model, "metrics": {**one.metrics}, "disagreements": one.disagreements} for one in results.models]}

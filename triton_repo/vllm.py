@@ -23,13 +23,19 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from foundation.core.config import Config
 from foundation.core.errors import InputError, Problem
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from tritonclient.grpc import model_config_pb2 as pb
+
+Arguments = dict[str, str | int | float | bool]
+"""Arguments of vLLM's engine."""
 MODELS, CHECKPOINT, ARGUMENTS, COMPOSE = "models", "checkpoint", "model.json", "compose.yaml"
 MOUNT = "/models"
 """Path of `models/` in the container; the backend knows no path relative to the repository."""
@@ -55,7 +61,9 @@ class Vllm(Config):
     """Share of the memory of each GPU that vLLM takes: for the weights, and the rest for keys and values."""
 
 
-def write_vllm_repository(out: Path, packed: Path, config: Any, settings: Vllm, *, name: str, max_batch_size: int | None = None) -> None:
+def write_vllm_repository(
+    out: Path, packed: Path, config: PreTrainedConfig, settings: Vllm, *, name: str, max_batch_size: int | None = None
+) -> None:
     """Writes the repository.
 
     Args:
@@ -81,7 +89,7 @@ def write_vllm_repository(out: Path, packed: Path, config: Any, settings: Vllm, 
     (out / "README.md").write_text(readme(name, arguments), encoding="utf-8")
 
 
-def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int | None) -> dict[str, Any]:
+def engine_arguments(config: PreTrainedConfig, settings: Vllm, name: str, max_batch_size: int | None) -> Arguments:
     """Returns the contents of model.json.
 
     Raises:
@@ -113,7 +121,7 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
         )
     if problems:
         raise InputError.of(replace(problem, key=f"triton_repo.vllm.{problem.key}") for problem in problems)
-    arguments = {
+    arguments: dict[str, str | int | float | bool | None] = {
         "model": f"{MOUNT}/{name}/1/{CHECKPOINT}",
         "max_model_len": settings.max_model_len or longest,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -125,7 +133,7 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def vllm_config(name: str) -> Any:
+def vllm_config(name: str) -> pb.ModelConfig:
     """Returns the `ModelConfig` message.
 
     Raises:
@@ -142,7 +150,7 @@ def vllm_config(name: str) -> Any:
     return config
 
 
-def readme(name: str, arguments: dict[str, Any]) -> str:
+def readme(name: str, arguments: Arguments) -> str:
     """Returns the README of the repository."""
     rows = "\n".join(f"| `{key}` | `{json.dumps(value)}` |" for key, value in arguments.items())
     return _README.replace("@NAME@", name).replace("@ROWS@", rows)

@@ -257,7 +257,7 @@ def choices(run: Run) -> list[Choice]:
     entries = [(build, entry) for build in evaluations.exported(run).builds for entry in build.engines if entry.runnable]
     for made, entry in entries:
         if exported is not None and ENGINES[entry.engine].generates:
-            spec = spec_of(exported.path, made.written(), entry.written(), target)
+            spec = spec_of(exported.path, made, entry, target)
             found.append(Choice(made.variant, made.precision, entry.engine, run.variants[made.variant].path, spec))
     for variant, artifact in run.variants.items():
         scheme = Checkpoint(artifact.path).scheme

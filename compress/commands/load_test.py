@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from compress.reading.unlabelled import read_unlabelled
 from foundation.artifacts.artifact import write_json
@@ -108,11 +107,11 @@ def load_test(
 
 def _measured(
     address: Address, model: Model, rows: Sequence[Row], loads: Sequence[Load], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+) -> list[figures.Measured]:
     """Measures the loads; prints a line for each as it ends, and then their warnings."""
-    shown: list[Mapping[str, object]] = []
+    shown: list[figures.Measured] = []
 
-    def show(one: Mapping[str, Any]) -> None:
+    def show(one: figures.Measured) -> None:
         if not shown:
             say(figures.header())
         shown.append(one)

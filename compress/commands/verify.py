@@ -132,7 +132,7 @@ def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log
             if not entry.runnable or key not in recorded or exported is None:
                 continue
             try:
-                spec = spec_of(exported.path, build.written(), entry.written(), target)
+                spec = spec_of(exported.path, build, entry, target)
                 with EngineProcess(spec) as process:
                     logits = process.predict(rows, spec.evaluation_batch)
             except EngineError as error:

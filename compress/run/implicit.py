@@ -246,7 +246,7 @@ def _proposals(exported: Artifact, jobs: Sequence[BuiltEngine], context: Context
     asked = [job for job in jobs if job.entry.speculation is not None]
     if not asked:
         return []
-    pairs = [(job.spec, proposed_to(job.spec, exported.path, job.entry.written())) for job in asked]
+    pairs = [(job.spec, proposed_to(job.spec, exported.path, job.entry)) for job in asked]
     recorded = [load_answers(recorded_by(job)) for job in asked]
     tokens = int(recorded[0][1].shape[1])
     rows = measure_proposals(pairs, recorded, tokens, context.progress)
@@ -301,7 +301,7 @@ def _built(exported: Artifact, context: Context) -> list[BuiltEngine]:
     from export.engines.spec import spec_of
 
     return [
-        BuiltEngine(build.variant, entry, spec_of(exported.path, build.written(), entry.written(), context.target))
+        BuiltEngine(build.variant, entry, spec_of(exported.path, build, entry, context.target))
         for build in read(Exported, exported.path / EXPORTED).builds
         for entry in build.engines
         if entry.runnable and entry.engine != REFERENCE

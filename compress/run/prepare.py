@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from export.engines.spec import EngineSpec
+    from foundation.artifacts.exported import Build, Engine
 
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE, judge: Judge = "evaluation") -> Context:
@@ -81,12 +82,12 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
     )
 
 
-def _engine_job(target: Target, root: Path, build: Mapping[str, object], engine: Mapping[str, object], proposals: bool) -> EngineSpec:
+def _engine_job(target: Target, root: Path, build: Build, engine: Engine, proposals: bool) -> EngineSpec:
     """Returns the spec of an engine of export.json, with what proposes tokens to it where that is asked for."""
     from export.engines.spec import proposed_to, spec_of
 
     spec = spec_of(root, build, engine, target)
-    return proposed_to(spec, root, engine) if proposals and engine.get("speculation") else spec
+    return proposed_to(spec, root, engine) if proposals and engine.speculation is not None else spec
 
 
 def _timer(recipe: Recipe, context: Context) -> Timer:

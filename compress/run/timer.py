@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from export.builds import HALVES
 from export.engines.registry import engine_module
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.exported import Build
 from foundation.core.engines import REFERENCE, EngineName
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
@@ -177,15 +178,15 @@ class Timer:
         module = engine_module(engine)
         reason = module.refusal(precision, model)
         entries = list(module.build(request)) if reason is None else []
-        entry = next((entry for entry in entries if entry["runnable"]), None)
+        entry = next((entry for entry in entries if entry.runnable), None)
         if entry is None:
-            why = reason or entries[0]["reason"]
+            why = reason or entries[0].reason
             raise InputError(
                 "target.engines", f"the first engine, {engine}, cannot be timed here: {why}", remedy="put another engine first"
             )
-        same = [other for other in entries if other["mode"] == entry["mode"] and other["runnable"]]
-        halves = next((other for other in same if other["float_precision"] in HALVES), entry)
-        build = {"precision": precision, "float_precision": "fp32", "folder": folder.name}
+        same = [other for other in entries if other.mode == entry.mode and other.runnable]
+        halves = next((other for other in same if other.float_precision in HALVES), entry)
+        build = Build(precision=precision, float_precision="fp32", folder=folder.name)
         return spec_of(folder.parent, build, halves, context.target)
 
 

@@ -17,10 +17,10 @@ Left out: models that do not fit into the memory of the host, which are read as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -104,7 +104,7 @@ def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts
     return folders
 
 
-def _refuse(ranks: int, refused: Any, key: str) -> None:
+def _refuse(ranks: int, refused: Callable[[int], str | None], key: str) -> None:
     problem = refused(ranks)
     if problem is not None:
         other = nearest(ranks, refused)

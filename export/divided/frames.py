@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 READY, ANSWER, ERROR, ASK = b"R", b"A", b"E", b"Q"
 HEADER = struct.Struct("<cQ")
 
 
-def send(stream: BinaryIO, kind: bytes, body: bytes = b"") -> None:
+def send(stream: IO[bytes], kind: bytes, body: bytes = b"") -> None:
     """Writes one message.
 
     Raises:
@@ -20,7 +20,7 @@ def send(stream: BinaryIO, kind: bytes, body: bytes = b"") -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> tuple[bytes, bytes] | None:
+def receive(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
     """Returns the kind and the body of the next message; None where the other side is gone."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:

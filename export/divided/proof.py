@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from export.divided.rank import load
 from export.divided.ranks import Meeting
 from export.parity.parity import ParityError
+from foundation.artifacts.exported import DividedVariant
 from foundation.data.splits import Split
 from foundation.labels.tasks import Task
 from foundation.measure.agreement import compare_predictions, shortfall
@@ -22,7 +22,7 @@ from foundation.standalone.preprocess import Preprocessor
 BATCH_SIZE = 32
 
 
-def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> dict[str, Any]:
+def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> DividedVariant:
     """Compares the answers of every rank with the answers of the undivided model.
 
     Args:
@@ -33,8 +33,8 @@ def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preproc
         task: The task.
 
     Returns:
-        `rows`; `equal`, whether all bits of all answers are the same; `disagreements`, `median_abs` and `max_abs` of the rank that is
-        furthest from the undivided model, as for engines.
+        What was compared: `disagreements`, `median_abs` and `max_abs` of the rank that is furthest
+        from the undivided model, as for engines.
 
     Raises:
         ParityError: A rank does not agree with the undivided model, within the limits for engines.
@@ -50,4 +50,5 @@ def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preproc
             raise ParityError(f"{folders[rank].name}: {reason}")
     worst = max(found, key=lambda compared: (compared["disagreements"], compared["max_abs"]))
     equal = all(np.array_equal(expected, answer) for answer in answers)
-    return {"rows": len(split), "equal": equal, **{key: worst[key] for key in ("disagreements", "median_abs", "max_abs")}}
+    furthest = {key: worst[key] for key in ("disagreements", "median_abs", "max_abs")}
+    return DividedVariant(rows=len(split), equal=equal, **furthest)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -109,7 +109,7 @@ def _python() -> str:
     return str(own) if own.name.startswith("python") else shutil.which("python3") or "python3"
 
 
-def _pipe(pipe: IO[bytes] | None) -> Any:
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None, "ranks are started with pipes"
     return pipe
 

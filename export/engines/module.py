@@ -6,22 +6,35 @@ of a field below; an engine without it gets the default. Other code calls the fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 
 if TYPE_CHECKING:  # the process of an engine reads this file, and needs neither pydantic nor torch for it
     from export.choices import FloatSetting
     from export.engines.spec import BuildRequest, Engine, EngineSpec
     from export.parity.own_rounding import Rounding
+    from export.parity.parity import LayerParity
+    from foundation.artifacts import exported
     from foundation.models.folder import Checkpoint
     from foundation.schemes.table import SchemeFacts
 
-    Probe = Callable[[Sequence[Any]], Any]
+
+class WithTensors(Protocol):
+    """A layer or a site whose tensors are compared."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of its tensors in the graph."""
+
+
+Probe = Callable[[Sequence[WithTensors]], Mapping[str, Array]]
+"""Returns the tensors of layers and sites, by name."""
 
 
 def _in_fp32(setting: FloatSetting) -> FloatSetting:
@@ -42,7 +55,7 @@ def _rounded_head(scheme: SchemeFacts) -> Rounding | None:
     return HEAD if scheme.activations == "dynamic" else None
 
 
-def static_layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list[Any]:
+def static_layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list[LayerParity]:
     """Compares the int8 layers with static scales; the arguments are as for `EngineModule.layers`."""
     from export.parity.parity import compare_layers, quantized_gemms
     from export.parity.products import compare_sites, quantized_sites
@@ -67,7 +80,7 @@ class EngineModule:
     """(precision, model): in one line why the engine cannot run a graph of this precision; None if it can."""
     absence: Callable[[str], str | None]
     """(device): in one line why no engine of this kind can run on a device (cpu, cuda) of this machine; None if it can."""
-    build: Callable[[BuildRequest], Iterable[dict[str, Any]]]
+    build: Callable[[BuildRequest], Iterable[exported.Engine]]
     """(request): writes the files of the engine; gives its entries, the recommended mode first."""
     open_engine: Callable[[EngineSpec], Engine]
     """(spec): opens the engine in this process; raises what its library raises where it does not run here."""
@@ -88,7 +101,7 @@ class EngineModule:
     rounding: Callable[[SchemeFacts], Rounding | None] = _rounded_head
     """(scheme): how the engine quantizes tokens by itself (`export.parity.own_rounding`); None if the graph says it all. Default: by scales
     that are not torch's under dynamic int8."""
-    layers: Callable[[SchemeFacts | None, Path, Probe], list[Any]] = static_layers
+    layers: Callable[[SchemeFacts | None, Path, Probe], list[LayerParity]] = static_layers
     """(scheme, model, probe): the comparison of each int8 layer with torch; `probe` gives tensors of the open engine. Default: layers with
     static scales are compared."""
 

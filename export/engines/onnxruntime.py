@@ -15,16 +15,16 @@ Left out: providers other than CPU and CUDA.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from export.engines.module import static_layers
+from export.engines.module import Probe, static_layers
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
@@ -36,6 +36,9 @@ from foundation.standalone.onnx_decoder import session_options
 
 if TYPE_CHECKING:
     import onnx
+
+    from export.parity.parity import LayerParity
+    from foundation.artifacts import exported
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
@@ -64,7 +67,7 @@ def absence(device: str) -> str | None:
     return f"this build of ONNX Runtime has no {PROVIDERS[device]}: pip install onnxruntime-gpu" if missing else None
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the graph with uint8 activations where it is static int8; yields the one mode."""
     scheme = of_precision(request.precision)
     file = request.model
@@ -87,7 +90,7 @@ def rounding(scheme: SchemeFacts) -> None:
     """Returns None: the graph says how tokens are rounded."""
 
 
-def layers(scheme: SchemeFacts | None, model: Path, probe: Callable[[Sequence[Any]], Any]) -> list[Any]:
+def layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list[LayerParity]:
     """Compares the int8 layers with torch, those with scales of tokens in the graph too."""
     if scheme is None or scheme.activations != "dynamic":
         return static_layers(scheme, model, probe)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
@@ -40,10 +40,11 @@ from foundation.core.errors import InputError
 from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision
 from foundation.standalone.decoding_rules import Rules, Text, search
 from foundation.standalone.language_text import LanguageText
-from foundation.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
+from foundation.standalone.onnx_decoder import Beams, OnnxDecoder, Texts, session_options
 
 if TYPE_CHECKING:
     from export.parity.own_rounding import Rounding
+    from foundation.artifacts import exported
 
 FOLDER, MODEL = "onnx-decoder", "model.onnx"
 MODE = "batched"
@@ -76,7 +77,7 @@ def rounding(scheme: SchemeFacts) -> Rounding:
     return ROUNDED
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the folder of the engine; yields its one mode."""
     from export.generation.fused_folder import reads_of, write_fused_folder
 
@@ -132,7 +133,7 @@ class OnnxRuntimeDecoder:
                 told |= dict.fromkeys(node.name.split("+"), PRECISIONS[attribute(node, "bits")] if node.op_type == BLOCKS else "fp32")
             elif node.op_type == ATTENTION:
                 told |= {f"{node.name}/{product}": "fp32" for product in ("qk", "pv")}
-        found = {gemm: told.get(gemm) or told.get(gemm.rpartition("/")[0]) for gemm in gemms}
+        found = {gemm: told.get(gemm, told.get(gemm.rpartition("/")[0])) for gemm in gemms}
         return {gemm: precision for gemm, precision in found.items() if precision is not None}
 
     def placement(self) -> Placement:
@@ -174,7 +175,7 @@ class OnnxRuntimeDecoder:
     def _decoder(self) -> OnnxDecoder:
         return OnnxDecoder(Path(self._spec.path), self._spec.properties)
 
-    def texts(self) -> Any:
+    def texts(self) -> Texts:
         """Returns a cache without a text."""
         return self._decoder.texts()
 
@@ -205,7 +206,7 @@ class _Writing:
                 running = self._take(texts, running, logits, len(before))
         return [Answer((tuple(text.tokens),), tuple(seconds)) for text, seconds in zip(self._written, self._seconds, strict=True)]
 
-    def _take(self, texts: Any, running: list[int], logits: Logits, first: int = 0) -> list[int]:
+    def _take(self, texts: Texts, running: list[int], logits: Logits, first: int = 0) -> list[int]:
         """Chooses the next token of the texts from `first` on; drops those that have ended, and returns the others."""
         for number, row in zip(running[first:], logits, strict=True):
             text = self._written[number]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino
@@ -34,6 +34,7 @@ from foundation.standalone.openvino_request import Request, compiled, reshape
 
 if TYPE_CHECKING:
     from export.choices import FloatSetting
+    from foundation.artifacts import exported
 
 HALVED = "openvino_bf16.xml"
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -71,7 +72,7 @@ def absence(device: str) -> str | None:
     return None
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Converts the graph, unless the fp32 build did; yields the static mode, the dynamic one, and static with a bf16 float part."""
     if request.shared == request.folder:
         convert(request.model, request.folder, runtime_options(request.precision, request.model))

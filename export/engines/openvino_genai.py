@@ -33,7 +33,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino
@@ -57,6 +57,8 @@ from foundation.standalone.stretches import read_again_at, stretches
 
 if TYPE_CHECKING:
     import openvino_genai
+
+    from foundation.artifacts import exported
 
 FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
@@ -86,7 +88,7 @@ def absence(device: str) -> str | None:
     return None
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the folder that GenAI reads; yields the paged mode, then the stateful one."""
     from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
     from export.generation.reads import reads_per_token
@@ -103,9 +105,17 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     for mode, floating in itertools.product(BACKENDS, precisions):
         reason, cache = obstacle if mode == "paged" else None, cache_precision(request.kv_cache, floating)
         given = {**properties(request.target.num_threads, floating, cache), **options, BACKEND: BACKENDS[mode]}
-        told = {"float_precision": floating, "cache_precision": cache, "properties": given}
-        told["reads"] = reads_per_token(model_files(folder)[0], floating, cache)
-        yield request.entry(mode, model_files(folder), **told, runnable=reason is None, reason=reason, int8_share_reason=reason)
+        yield request.entry(
+            mode,
+            model_files(folder),
+            float_precision=floating,
+            cache_precision=cache,
+            properties=given,
+            reads=reads_per_token(model_files(folder)[0], floating, cache),
+            runnable=reason is None,
+            reason=reason,
+            int8_share_reason=reason,
+        )
 
 
 def written(request: BuildRequest, folder: Path, write_folder: Callable[[], str | None]) -> str | None:
@@ -220,7 +230,7 @@ class OpenVinoGenai:
                 scheduler.max_num_batched_tokens = WHOLE_PROMPTS
                 folder, draft = (stack.enter_context(with_stand_in(one)) for one in (folder, Path(speculation.draft).parent))
                 speculation = replace(speculation, draft=str(draft / Path(speculation.draft).name))
-            properties: dict[str, Any] = {**self._compile_properties, **speculating(speculation)}
+            properties = {**self._compile_properties, **speculating(speculation)}
             return openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
 
     @cached_property
@@ -279,7 +289,7 @@ class OpenVinoGenai:
                 super().__init__()
                 self.text = text
 
-            def write(self, token: int | list[int]) -> Any:
+            def write(self, token: int | list[int]) -> openvino_genai.StreamingStatus:
                 self.text.take([token] if isinstance(token, int) else token, time.perf_counter() - started)
                 return openvino_genai.StreamingStatus.CANCEL if self.text.ended else openvino_genai.StreamingStatus.RUNNING
 
@@ -304,7 +314,7 @@ class OpenVinoGenai:
         return answers
 
 
-def speculating(speculation: Speculation | None) -> dict[str, Any]:
+def speculating(speculation: Speculation | None) -> dict[str, object]:
     """Returns the properties of a pipeline to which tokens are proposed."""
     import openvino_genai
 
@@ -428,5 +438,5 @@ def _tensor(prompt: NDArray[np.int32]) -> openvino.Tensor:
     return openvino.Tensor(np.ascontiguousarray(prompt, np.int64)[None])
 
 
-def _best_first(handle: Any) -> list[Any]:
+def _best_first(handle: openvino_genai.GenerationHandle) -> list[openvino_genai.GenerationOutput]:
     return sorted(handle.read_all(), key=lambda output: -output.score)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from foundation.standalone.encoder_decoder import EncoderDecoder
 from foundation.standalone.language_text import LanguageText
 from foundation.standalone.preprocess import Preprocessor
 
+if TYPE_CHECKING:
+    from foundation.artifacts import exported
+
 FOLDER = "seq2seq"
 MODE = "stateful"
 GROUP = 16
@@ -41,7 +44,7 @@ GROUP = 16
 refusal, absence, computes_bf16, float_part = decoders.refusal, decoders.absence, blocks.computes_bf16, blocks.float_part
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the folder of both graphs; yields a mode for each float precision."""
     from export.generation.encoder_decoder_folder import folder_files, write_encoder_decoder_folder
     from export.generation.reads import reads_per_token

@@ -22,6 +22,7 @@ from foundation.core.speculation import Speculation
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from export.half_graphs import HalfGraph
+    from foundation.artifacts import exported
     from foundation.core.target import Target
     from foundation.models.folder import Checkpoint
 
@@ -76,7 +77,7 @@ class EngineSpec:
         """Rows per batch in evaluation: the largest that is measured and served."""
         return self.batch_sizes[-1]
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Returns the spec as JSON types."""
         return asdict(self)
 
@@ -174,7 +175,7 @@ class BuildRequest:
     kv_cache: str = "float"
     """Precision of the cache of keys and values of engines that generate: float (the precision that they compute in), fp16 or int8."""
 
-    def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
+    def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> exported.Engine:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
         from export.stored_weights import integer_weights
 
@@ -188,9 +189,11 @@ class BuildRequest:
         return engine_entry(self.engine, mode, **{**given, **values})
 
 
-def engine_entry(engine: EngineName, mode: str, **values: Any) -> dict[str, Any]:
+def engine_entry(engine: EngineName, mode: str, **values: Any) -> exported.Engine:
     """Returns an entry for `engines` of export.json: what every engine has, with `values` replacing or adding to it."""
-    entry: dict[str, Any] = {
+    from foundation.artifacts import exported
+
+    entry: dict[str, object] = {
         "engine": engine,
         "mode": mode,
         "float_precision": "fp32",
@@ -208,10 +211,10 @@ def engine_entry(engine: EngineName, mode: str, **values: Any) -> dict[str, Any]
         "n": 0,
         "predictions": None,
     }
-    return {**entry, **values}
+    return exported.Engine.model_validate({**entry, **values})
 
 
-def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], target: Target) -> EngineSpec:
+def spec_of(root: Path, build: exported.Build, engine: exported.Engine, target: Target) -> EngineSpec:
     """Returns the spec of one engine of export.json.
 
     Args:
@@ -221,21 +224,21 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         target: Gives device, threads and batch sizes.
     """
     return EngineSpec(
-        engine=engine["engine"],
-        mode=engine["mode"],
-        precision=build["precision"],
-        float_precision=engine.get("float_precision", build["float_precision"]),
-        device=device_of(engine["engine"], target.device),
+        engine=engine.engine,
+        mode=engine.mode,
+        precision=build.precision,
+        float_precision=engine.float_precision or build.float_precision,
+        device=device_of(engine.engine, target.device),
         threads=target.num_threads,
-        path=str((root / engine["file"]).resolve()),
-        folder=str((root / build["folder"]).resolve()),
+        path=str((root / str(engine.file)).resolve()),
+        folder=str((root / build.folder).resolve()),
         batch_sizes=compiled_batch_sizes(target),
-        properties=engine.get("properties") or {},
-        towers={name: str((root / file).resolve()) for name, file in (engine.get("towers") or {}).items()},
+        properties=engine.properties,
+        towers={name: str((root / file).resolve()) for name, file in engine.towers.items()},
     )
 
 
-def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> EngineSpec:
+def proposed_to(spec: EngineSpec, root: Path, engine: exported.Engine) -> EngineSpec:
     """Returns the spec of an engine of export.json, with what proposes tokens to it.
 
     Args:
@@ -243,7 +246,8 @@ def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> Engi
         root: Folder of export.json.
         engine: Its entry, with `speculation`.
     """
-    told = engine["speculation"]
+    told = engine.speculation
+    assert told is not None, "something proposes tokens"
     draft = None if told["file"] is None else str((root / told["file"]).resolve())
     return replace(spec, speculation=Speculation(told["tokens"], draft, told["properties"]))
 

@@ -22,7 +22,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -32,13 +32,14 @@ from numpy.typing import NDArray
 
 from export.choices import FloatSetting
 from export.engines.spec import BuildRequest, EngineSpec, Placement, engine_entry
-from export.engines.tensorrt_child import RTX, TENSORRT
+from export.engines.tensorrt_child import RTX, TENSORRT, Answer, Failed, Gate, Graphs, Job
 from export.graph.attention import fuse_attention
 from export.graph.macs import count_macs
 from export.graph.onnx import save
 from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph
 from export.share import share
+from foundation.artifacts import exported
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Features
 from foundation.machine.process import environment, spawn
@@ -62,8 +63,8 @@ INSTALL = (
 )
 PROVED = "built ahead of time by TensorRT-RTX, without a GPU: proves that the graph compiles; not a plan, not run, not kept"
 NO_NODES = "the graph has no attention nodes, so that none has to be fused"
-Shares = Callable[[Sequence[Layer]], dict[str, Any]]
-"""From the layers that a library lists to int8_share, int8_share_all, int8_share_reason and layers."""
+Count = Callable[[Sequence[Layer]], exported.Shares]
+"""From the layers that a library lists to what it computes in integers."""
 NOT_INSPECTED = "an engine is inspected on its GPU, and there was none"
 
 
@@ -117,7 +118,7 @@ def all_tokens() -> bool:
     return True
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Builds or proves the graphs: in fp32 where that is asked for and can be compared, and the half graph; see `build_plans`."""
     settings: dict[str, Any] = {"buckets": request.buckets, "max_batch_size": max(request.target.batch_sizes), "log": request.log}
     half = request.half_graph
@@ -125,17 +126,14 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         yield from build_plans(request.model, request.folder, precision=request.precision, **settings)
     if half is None:
         return
-    facts = half.facts() | {
-        "plain": str(half.plain.relative_to(request.root)),
-        "fused": None if half.fused is None else str(half.fused.relative_to(request.root)),
-    }
+    facts = half.facts(request.root)
     entries = build_plans(request.model, request.folder, precision=request.precision, half=half, **settings)
     if half.fused is not None and not _narrow(half.plain, half.fused, entries):
-        facts["fused"] = None
-    yield from ({**entry, "half_graph": facts} for entry in entries)
+        facts = facts.with_(fused=None)
+    yield from (entry.with_(half_graph=facts) for entry in entries)
 
 
-def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> bool:
+def _narrow(plain: Path, fused: Path, entries: Sequence[exported.Engine]) -> bool:
     """Leaves in a fused graph the attentions that no build refused, so that it compiles wherever these do; whether any is left.
 
     Args:
@@ -143,8 +141,8 @@ def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> b
         fused: That with attentions as nodes; written anew, or removed where none is left.
         entries: What was built or proved of both.
     """
-    groups = [group for entry in entries for group in (entry.get("attention") or {"groups": []})["groups"]]
-    refused = {node: group["reason"] for group in groups if group["reason"] for node in group["nodes"]}
+    groups = [group for entry in entries if entry.attention is not None for group in entry.attention.groups]
+    refused = {node: group.reason for group in groups if group.reason for node in group.nodes}
     nodes = {node.name for node in Graph(fused).structure.node if node.op_type == "Attention"}
     if not nodes & refused.keys():
         return True
@@ -178,7 +176,7 @@ def build_plans(
     capabilities: tuple[str, ...] = CAPABILITIES,
     half: HalfGraph | None = None,
     log: Callable[[str], None],
-) -> list[dict[str, Any]]:
+) -> list[exported.Engine]:
     """Builds what this machine can build.
 
     Args:
@@ -206,17 +204,22 @@ def build_plans(
         return [_entry(out, float_precision=rest, reason=INSTALL, int8_share_reason=NOT_INSPECTED)]
     gemms = count_macs(Graph(graph), max_batch_size, buckets[-1] if buckets else None)
 
-    def shares(layers: Sequence[Layer]) -> dict[str, Any]:
+    def counted(layers: Sequence[Layer]) -> exported.Shares:
         return share(gemms, gemm_precisions(layers, [gemm.node for gemm in gemms]))
 
     ends = [gemm.node for gemm in gemms if gemm.kind == "attention" and gemm.node.rpartition("/")[2].startswith("pv")]
-    job: dict[str, Any] = {"onnx": str(graph), "fused": None, "left": {}, "ends": ends, "float_precision": rest}
-    if half is not None:
-        job |= {"onnx": str(half.plain), "fused": None if half.fused is None else str(half.fused), "left": dict(half.left)}
-    job |= {"buckets": buckets, "max_batch_size": max_batch_size}
-    entries = [_real(out, job, shares, log)] if real else [_proof(out, job, shares, capability, log) for capability in capabilities]
+    graphs: Graphs = {
+        "onnx": str(graph if half is None else half.plain),
+        "fused": None if half is None or half.fused is None else str(half.fused),
+        "left": {} if half is None else dict(half.left),
+        "ends": ends,
+        "float_precision": rest,
+        "buckets": buckets,
+        "max_batch_size": max_batch_size,
+    }
+    entries = [_real(out, graphs, counted, log)] if real else [_proof(out, graphs, counted, kind, log) for kind in capabilities]
     macs = {gemm.node: gemm.macs for gemm in gemms if gemm.kind == "weight"}
-    return [{**entry, "gemms": macs} for entry in entries]
+    return [entry.with_(gemms=macs) for entry in entries]
 
 
 def installed(module: str) -> bool:
@@ -262,49 +265,47 @@ class TensorRt:
         return {"device": "cuda", "provider": TENSORRT, "float_precision": float_precision(self._layers) or self._typed}
 
 
-def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:
-    capability, rest = gpus()[0], job["float_precision"]
+def _real(out: Path, graphs: Graphs, counted: Count, log: Callable[[str], None]) -> exported.Engine:
+    capability, rest = gpus()[0], graphs["float_precision"]
     plan = out / f"tensorrt-sm{capability}{'' if rest == 'fp32' else f'-{rest}'}.plan"
-    answer = _either({**job, "library": TENSORRT, "capability": None, "plan": str(plan), "timing_cache": str(out / TIMING_CACHE)})
+    cache = str(out / TIMING_CACHE)
+    answer = _either({**graphs, "library": TENSORRT, "capability": None, "plan": str(plan), "timing_cache": cache, "gate": False})
     if "error" in answer:
         log(f"tensorrt: no plan for sm{capability}: {answer['error']}")
         return _entry(out, float_precision=rest, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
     log(f"tensorrt {answer['version']}: plan for sm{capability} in {answer['seconds']:.1f} s")
-    found = {**_figures(answer, capability), "attention": answer["attention"], **shares(_layers(answer))}
-    return _entry(out, plan, float_precision=rest, runnable=True, **found)
+    figures = {**_figures(answer, capability), **dict(counted(_layers(answer)))}
+    return _entry(out, plan, float_precision=rest, runnable=True, attention=answer["attention"], **figures)
 
 
-def _proof(out: Path, job: dict[str, Any], shares: Shares, capability: str, log: Callable[[str], None]) -> dict[str, Any]:
-    rest = job["float_precision"]
-    answer = _either({**job, "library": RTX, "capability": capability, "plan": None, "timing_cache": None})
+def _proof(out: Path, graphs: Graphs, counted: Count, capability: str, log: Callable[[str], None]) -> exported.Engine:
+    rest = graphs["float_precision"]
+    answer = _either({**graphs, "library": RTX, "capability": capability, "plan": None, "timing_cache": None, "gate": False})
     if "error" in answer:
         log(f"tensorrt-rtx: does not build for sm{capability}: {answer['error']}")
         return _entry(out, float_precision=rest, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
-    listed = shares(_layers(answer))
-    weights = [layer["precision"] for layer in listed["layers"] if layer["kind"] == "weight"]
+    listed = counted(_layers(answer))
+    weights = [layer.precision for layer in listed.layers if layer.kind == "weight"]
     evidence = (
         f"{weights.count('int8')} of {len(weights)} weight GEMMs take int8 activations and int8 weights in the compiler's list of layers"
     )
     log(f"tensorrt-rtx {answer['version']}: sm{capability} in {answer['seconds']:.1f} s; {evidence}")
     reason = f"{NOT_INSPECTED}; {evidence}, their kernels are chosen on the GPU"
     known = {**_figures(answer, capability), "float_precision": rest, "attention": answer["attention"], "compiled": listed}
-    return _entry(out, **known, reason=PROVED, int8_share_reason=reason)
+    return _entry(out, None, **known, reason=PROVED, int8_share_reason=reason)
 
 
-def _either(job: dict[str, Any]) -> dict[str, Any]:
+def _either(job: Job) -> Answer | Failed:
     """Builds the graph whose attentions have to be fused. Where that does not build, `gate` says which of them no kernel runs: those become
     separate products again, and the others have to be fused still. Where none is left or none is given, the other graph is built.
 
     Args:
-        job: As for `run_child`; `fused`, the first graph, or None; `ends`, the nodes `/pv` of the other one; `left`, why attentions are no
-            nodes of the first.
+        job: The build.
 
     Returns:
-        The answer of the child, with `attention`: how many are `fused`, `of` how many, how many have to be (`required`: the build would
-        have failed), as `reason` why not all of them, and `groups`: `group` (the shapes), `nodes`, and the `reason` of each, None where it
-        has to be fused.
+        The answer of the child, with `attention`.
     """
-    left = [{"group": "no node", "nodes": [name], "reason": reason} for name, reason in job["left"].items()]
+    left: list[Gate] = [{"group": "no node", "nodes": [name], "reason": reason} for name, reason in job["left"].items()]
     if job["fused"] is None:
         return _with_attention(run_child(job), job, left, None if left else NO_NODES)
     answer = run_child({**job, "onnx": job["fused"]})
@@ -329,20 +330,23 @@ def _either(job: dict[str, Any]) -> dict[str, Any]:
     return _with_attention(answer, job, groups)
 
 
-def _with_attention(
-    answer: dict[str, Any], job: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], why: str | None = None
-) -> dict[str, Any]:
+def _with_attention(answer: Answer | Failed, job: Graphs, groups: Sequence[Gate], why: str | None = None) -> Answer | Failed:
     """Adds `attention` to the answer of a child that built an engine; see `_either`."""
     if "error" in answer:
         return answer
     missing = [(len(group["nodes"]), f"{group['group']}: {group['reason']}") for group in groups if group["reason"]]
-    told = "; ".join(f"{count} of {len(job['ends'])}: {reason}" for count, reason in missing)
-    figures = {"fused": fused_attentions(_layers(answer), job["ends"]), "of": len(job["ends"]), "reason": why or told or None}
-    required = sum(len(group["nodes"]) for group in answer["gates"])
-    return {**answer, "attention": {**figures, "required": required, "groups": [dict(group) for group in groups]}}
+    reasons = "; ".join(f"{count} of {len(job['ends'])}: {reason}" for count, reason in missing)
+    attention = exported.Fused(
+        fused=fused_attentions(_layers(answer), job["ends"]),
+        of=len(job["ends"]),
+        reason=why or reasons or None,
+        required=sum(len(group["nodes"]) for group in answer["gates"]),
+        groups=tuple(exported.Attentions(**group) for group in groups),
+    )
+    return {**answer, "attention": attention}
 
 
-def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
+def _figures(answer: Answer, capability: str) -> dict[str, object]:
     return {
         "capability": capability,
         "library": f"{answer['library']} {answer['version']}",
@@ -352,13 +356,13 @@ def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
     }
 
 
-def _entry(out: Path, file: Path | None = None, **values: Any) -> dict[str, Any]:
+def _entry(out: Path, file: Path | None = None, **values: Any) -> exported.Engine:
     """Returns one engine of export.json; what is not given is absent or unknown."""
     unknown = {"runnable": False, "capability": None, "library": None, "seconds": None, "num_layers": None, "attention": None}
     return engine_entry("tensorrt", "dynamic", **{**unknown, "file": f"{out.name}/{file.name}" if file else None, **values})
 
 
-def _layers(answer: dict[str, Any]) -> tuple[Layer, ...]:
+def _layers(answer: Answer) -> tuple[Layer, ...]:
     listed = [
         Layer(name, kind, tuple(inputs), tuple(constants), tuple(nodes), tactic)
         for name, kind, inputs, constants, nodes, tactic in answer["layers"]
@@ -366,15 +370,11 @@ def _layers(answer: dict[str, Any]) -> tuple[Layer, ...]:
     return with_products(listed)
 
 
-def run_child(job: dict[str, Any]) -> dict[str, Any]:
+def run_child(job: Job) -> Answer | Failed:
     """Runs one build in a process of its own.
 
     Args:
-        job: `library`, `onnx`, `buckets`, `max_batch_size`, `capability` or None, `plan` and `timing_cache` (files to write) or None.
-
-    Returns:
-        `library`, `version`, `seconds`, `size_bytes`, `layers` and `gates` (attention nodes of the graph, all fused); where the job has
-        `gate`, that alone: `group`, `nodes` and `reason` of each; or `error`, one line.
+        job: The build; only its graph `onnx` is built.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer, words = Path(folder) / "answer.json", Path(folder) / "stderr"
@@ -382,7 +382,7 @@ def run_child(job: dict[str, Any]) -> dict[str, Any]:
             command = [sys.executable, "-P", "-m", CHILD, json.dumps({**job, "answer": str(answer)})]
             status = spawn(command, env=environment(), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr).wait()
         if status == 0 and answer.exists():
-            result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            result: Answer = json.loads(answer.read_text(encoding="utf-8"))
             return result
         last = words.read_text(encoding="utf-8", errors="replace").split("\n")[-6:]
         return {"error": " ".join(f"{job['library']} ended with status {status}: {' '.join(last)}".split())[:600]}

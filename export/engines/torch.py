@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from foundation.standalone.language_text import LanguageText
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foundation.artifacts import exported
+
 NO_GRAPH = "torch has no graph of its own that could be counted"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,7 +57,7 @@ def absence(device: str) -> str | None:
     return None if device == "cpu" or torch.cuda.is_available() else "torch finds no NVIDIA GPU that it can use"
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Builds nothing, as it runs the checkpoint itself; yields the eager mode."""
     size = sum(file.stat().st_size for file in request.checkpoint.folder.glob("*.safetensors"))
     yield request.entry("eager", size_bytes=size, int8_share_reason=NO_GRAPH)
@@ -120,7 +122,7 @@ class Torch:
         model: PreTrainedModel = self._model
         ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
         before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
-        given: dict[str, Any] = {"logits_processor": LogitsProcessorList([Counted(decoding, before)])}
+        given: dict[str, object] = {"logits_processor": LogitsProcessorList([Counted(decoding, before)])}
         if decoding.beams == 1:
             stops = Stops(Ending((), decoding.stop, lambda: self._text), before)
             given |= {"streamer": Clock(), "stopping_criteria": StoppingCriteriaList([stops])}
@@ -149,9 +151,9 @@ class Torch:
         return {}
 
 
-def in_transformers(decoding: Decoding) -> dict[str, Any]:
+def in_transformers(decoding: Decoding) -> dict[str, int | float | bool]:
     """Returns the settings in the words of Transformers."""
-    settings = {
+    settings: dict[str, int | float | bool] = {
         "max_new_tokens": decoding.max_tokens,
         "repetition_penalty": decoding.repetition_penalty,
         "num_beams": decoding.beams,
@@ -194,7 +196,7 @@ class Stops(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, ending: Ending, before: int) -> None:
         self._ending, self._read = ending, before
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **settings: Any) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **settings: object) -> torch.BoolTensor:
         """Returns whether the text of tokens [1, L] has ended, [1]."""
         self._ending.take(input_ids[0, self._read :].tolist())
         self._read = input_ids.shape[1]

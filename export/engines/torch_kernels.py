@@ -18,7 +18,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +31,7 @@ from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
     from export.choices import FloatPrecision, FloatSetting
+    from foundation.artifacts import exported
 
 MODE, FILE = "packed", "torch_kernels.safetensors"
 INTERPRET = "TRITON_INTERPRET"
@@ -65,7 +66,7 @@ def float_part(setting: FloatSetting) -> FloatPrecision:
     return "fp16" if setting == "fp16" else "fp32"
 
 
-def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the plan; yields the one mode, in fp32 and where asked for in fp16 too."""
     from export.fused.parts import plan_of
     from export.fused.plan import write_plan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import openvino
 
 from export.engines.openvino import PRECISIONS, RuntimeLayer
 
@@ -15,7 +16,7 @@ INT8_WEIGHTS = "w8a16"
 ATTENTION_PRODUCTS = ("qk", "pv")
 
 
-def traced_precisions(gemms: Sequence[str], compiled: Sequence[Any], head: str, exact: bool) -> dict[str, str]:
+def traced_precisions(gemms: Sequence[str], compiled: Sequence[openvino.CompiledModel], head: str, exact: bool) -> dict[str, str]:
     """Returns the precision of each GEMM node of the ONNX graph of the same model; int8 where both sides of the product are integers.
 
     Args:

@@ -39,11 +39,11 @@ from foundation.machine.waits import ThreadWaits
 from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows
 from foundation.measure.samples import enough, is_undisturbed
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.windows import merged
 
 Request = Mapping[str, Any]
-Tell = Callable[[Mapping[str, Any]], None]
+Tell = Callable[[Mapping[str, object]], None]
 WARM_UP_CALLS = 3
 WARM_UP_SECONDS, WARM_UP_AGAIN_SECONDS = 0.1, 0.02
 """At a new shape, and at one that was timed before."""
@@ -64,7 +64,7 @@ class Worker:
         """How rows are prepared; prompts are token ids already and need none."""
         return Preprocessor.load(Path(self.spec.folder))
 
-    def predict(self, request: Request) -> dict[str, Any]:
+    def predict(self, request: Request) -> dict[str, object]:
         """Writes the logits of all rows, float32 [n, C], or for generation the answers [n, T, 2], in row order."""
         rows = read_rows(Path(request["rows"]))
         logits: np.ndarray | None = None
@@ -77,7 +77,7 @@ class Worker:
         save_file({"logits": logits}, request["out"])
         return {"n": len(rows), "placement": self.engine.placement()}
 
-    def _logits(self, rows: Sequence[Any], batch_size: int) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+    def _logits(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """Yields row indices and logits of each batch; where texts are read in windows, of all rows at once."""
         found = ((indices, self.engine.predict(features)) for indices, features in self.preprocessor.batches(rows, batch_size))
         if self.preprocessor.aggregate and rows:
@@ -85,7 +85,7 @@ class Worker:
         else:
             yield from found
 
-    def measure(self, request: Request) -> dict[str, Any]:
+    def measure(self, request: Request) -> dict[str, object]:
         """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`.
 
         Only undisturbed calls count (`foundation.measure.samples`); disturbed ones are taken again, until there are twice as many calls as
@@ -112,11 +112,11 @@ class Worker:
         memory = peak_memory_bytes()
         return {**times, "peak_memory_bytes": memory, "placement": self.engine.placement()}  # queried last: its memory is not the engine's
 
-    def precisions(self, request: Request) -> dict[str, Any]:
+    def precisions(self, request: Request) -> dict[str, object]:
         """Asks the engine which precision each GEMM runs in."""
         return {"precisions": self.engine.precisions(request["gemms"], request["batch"], request["sequence"])}
 
-    def probe(self, request: Request) -> dict[str, Any]:
+    def probe(self, request: Request) -> dict[str, object]:
         """Writes tensors inside the graph, for all rows in one batch."""
         if not isinstance(self.engine, Probed):
             raise ValueError(f"{self.spec.engine} does not show what is inside its graph")
@@ -125,7 +125,7 @@ class Worker:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, request["out"])
         return {"n": len(rows)}
 
-    def generate(self, request: Request) -> dict[str, Any]:
+    def generate(self, request: Request) -> dict[str, object]:
         """Answers prompts, blocks of token ids; as many run at once as the engine can."""
         if not isinstance(self.engine, Generates):
             raise ValueError(f"{self.spec.engine} does not answer prompts")
@@ -174,14 +174,14 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
     return {name: arrays[name] for name in preprocessor.input_names}
 
 
-def answer(worker: list[Worker], request: Request, tell: Tell = lambda line: None) -> dict[str, Any]:
+def answer(worker: list[Worker], request: Request, tell: Tell = lambda line: None) -> dict[str, object]:
     """Does what one request asks; `worker` holds the open engine once there is one; `tell` takes lines before the answer."""
     if request["op"] == "open":
         spec = EngineSpec.from_message(request["spec"])
         worker.append(Worker(spec, tell))
         library = ENGINES[spec.engine].library
         return {"versions": {library: importlib.metadata.version(library)}}
-    known: dict[str, Callable[[Request], dict[str, Any]]] = {
+    known: dict[str, Callable[[Request], dict[str, object]]] = {
         "predict": worker[0].predict,
         "measure": worker[0].measure,
         "precisions": worker[0].precisions,
@@ -191,12 +191,12 @@ def answer(worker: list[Worker], request: Request, tell: Tell = lambda line: Non
     return known[request["op"]](request)
 
 
-def serve(answer: Callable[[Request, Tell], Mapping[str, Any]]) -> None:
+def serve(answer: Callable[[Request, Tell], Mapping[str, object]]) -> None:
     """Answers the requests of the input until it ends; `answer` may tell lines before it returns its own."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def tell(line: Mapping[str, object]) -> None:
         channel.write(json.dumps(line) + "\n")
         channel.flush()
 
@@ -204,7 +204,7 @@ def serve(answer: Callable[[Request, Tell], Mapping[str, Any]]) -> None:
         tell(replied(answer, line, tell))
 
 
-def replied(answer: Callable[[Request, Tell], Mapping[str, Any]], line: str | bytes, tell: Tell) -> Mapping[str, Any]:
+def replied(answer: Callable[[Request, Tell], Mapping[str, object]], line: str | bytes, tell: Tell) -> Mapping[str, object]:
     """Returns the answer to a line; whatever a library raises has to reach the parent as one too."""
     try:
         return answer(json.loads(line), tell)

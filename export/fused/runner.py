@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +90,7 @@ class Runner:
         with self._on_device(), torch.inference_mode():
             return self._encoder.probe(self._packed(features).to(self.device))[1]
 
-    def _on_device(self) -> AbstractContextManager[Any]:
+    def _on_device(self) -> AbstractContextManager[object]:
         """The Triton language launches on the current device, wherever its tensors are."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 

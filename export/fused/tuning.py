@@ -122,8 +122,8 @@ def facts(device: torch.device) -> dict[str, str]:
 def cache_file(machine: Mapping[str, str]) -> Path:
     """Returns the path of the file for what `facts` gave."""
     digest = hashlib.sha256(json.dumps(dict(machine), sort_keys=True).encode()).hexdigest()[:12]
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home, "compress", f"tiles-{digest}.json")
+    home = os.environ.get("XDG_CACHE_HOME", "")  # empty counts as absent
+    return (Path(home) if home else Path.home() / ".cache") / "compress" / f"tiles-{digest}.json"
 
 
 def remembered(path: Path) -> dict[str, Tile]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from export.generation.rereading import original_positions
 from export.generation.translations import quality
 from export.parity.own_rounding import Rounding, fewer_than_chance
 from export.parity.rows import gate_rows
+from foundation.artifacts import exported, figures
 from foundation.core.decoding import Decoding
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
@@ -49,7 +49,7 @@ class Agreement:
 
     def gate(
         self, process: EngineProcess, checkpoint: Checkpoint, *, rounding: Rounding | None, amplifies: bool = False
-    ) -> tuple[dict[str, Any], str | None]:
+    ) -> tuple[figures.Tokens, str | None]:
         """Compares an engine with torch on selection rows.
 
         Args:
@@ -60,12 +60,12 @@ class Agreement:
             amplifies: Whether the checkpoint amplifies rounding (`export.parity.amplified`): the same then holds for every engine.
 
         Returns:
-            What `compare_tokens` gave, and why the engine does not pass, or None.
+            The comparison, and why the engine does not pass, or None.
         """
         exact = rounding is not None and rounding.exact
         expected = self._rounding(checkpoint, rounding) if exact else self._in_torch(checkpoint, held_out=False)
         found = answer(process, self._gate_prompts)
-        compared = compare_tokens(expected, found)
+        compared = figures.Tokens(**compare_tokens(expected, found))
         long = list(self._gate_prompts.long)
         for places in ([*range(len(found))], *([long] if long else ())):  # long ones on their own: few would be lost among many
             reason = token_shortfall(compare_tokens(expected[places], found[places]), REFERENCE)
@@ -74,8 +74,8 @@ class Agreement:
                 reason = fewer_than_chance(self._rounding(checkpoint, None)[places], own[places], found[places])
             if reason is not None:
                 about = f", of {len(long)} prompts of {self._longest_prompt} tokens and fewer" if places is long else ""
-                return {**compared, "passed": False}, f"{reason}{about}"
-        return {**compared, "passed": True}, None
+                return compared.with_(passed=False), f"{reason}{about}"
+        return compared.with_(passed=True), None
 
     @property
     def _longest_prompt(self) -> int:
@@ -98,7 +98,7 @@ class Agreement:
         """Returns the greedy answers of an engine to the prompts from evaluation rows, or to questions, int32 [n, T]."""
         return answer(process, self._evaluation_prompts)
 
-    def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
+    def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> exported.Generation:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
 
         Answers to some prompts of the gate, of several lengths, are stored next to them in the file: the server answers both.
@@ -106,16 +106,16 @@ class Agreement:
         prompts = self._evaluation_prompts
         found, baseline = self.answered(process), self._in_torch(Checkpoint(self._context.baseline.path), held_out=True)
         save_answers(path, prompts.rows, found, self._served_answers(process))
-        compared = {
-            "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
-            "questions": prompts.questions,
-            "baseline": compare_tokens(baseline, found),
-            REFERENCE: compare_tokens(self._in_torch(checkpoint, held_out=True), found),
-        }
+        compared = exported.Generation(
+            prompt_tokens=int(np.median([len(row) for row in prompts.rows])),
+            questions=prompts.questions,
+            baseline=figures.Tokens(**compare_tokens(baseline, found)),
+            torch=figures.Tokens(**compare_tokens(self._in_torch(checkpoint, held_out=True), found)),
+        )
         if not prompts.references:
             return compared
         texts, references, before = (self._texts(rows) for rows in (found, prompts.references, baseline))
-        return {**compared, "quality": quality(texts, references, before, groups_of_rows([row.tobytes() for row in prompts.rows]))}
+        return compared.with_(quality=quality(texts, references, before, groups_of_rows([row.tobytes() for row in prompts.rows])))
 
     def _served_answers(self, process: EngineProcess) -> tuple[tuple[Tokens, ...], Tokens] | None:
         prompts = self._served_prompts

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import openvino
@@ -96,7 +95,7 @@ def _holds_table(node: openvino.Node, scale_V: Tensor) -> bool:
     return torch.allclose(on_table_grid(table_VD, scale_V), table_VD, rtol=1e-5, atol=0)
 
 
-def weight_products(graph: openvino.Model) -> dict[str, Any]:
+def weight_products(graph: openvino.Model) -> dict[str, openvino.Node]:
     """Returns the MatMul nodes that read a constant [O, I], by the path of their module; the head has none and is left out."""
     return {
         module_of(node.get_friendly_name()): node

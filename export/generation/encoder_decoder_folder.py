@@ -13,7 +13,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import openvino
 
@@ -63,7 +62,7 @@ def write_encoder_decoder_folder(checkpoint: Checkpoint, folder: Path, runtime_o
 
 def _insert_codes(graphs: list[openvino.Model], layers: Mapping[str, Scales]) -> None:
     """Lets each layer read its codes in the graph that it is in: the keys and values of the source are products of the encoder's."""
-    products: list[dict[str, Any]] = [weight_products(graph) for graph in graphs]
+    products = [weight_products(graph) for graph in graphs]
     lost = [name for name in layers if not any(name in found for found in products)]
     if lost:
         raise ValueError(f"{lost[0]}: no product with a constant weight in the graphs")

@@ -10,25 +10,24 @@ with the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from export.engines.spec import EngineSpec
 from export.generation.agreement import Agreement
 from export.generation.prompts import Tokens
+from foundation.artifacts import exported, figures
 from foundation.data.splits import Split
 from foundation.measure.answers import load_predictions, save_predictions
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.metrics import metrics
-from foundation.measure.tokens import compare_tokens
+from foundation.measure.tokens import compare_tokens, load_answers
 from foundation.stage.context import Context
 
 
-def rounds_cache(entry: Mapping[str, Any]) -> bool:
+def rounds_cache(entry: exported.Engine) -> bool:
     """Whether an engine of export.json keeps keys and values in less than it computes in; False where it keeps none."""
-    return bool(entry.get("cache_precision", entry["float_precision"]) != entry["float_precision"])
+    return entry.cache_precision not in (None, entry.float_precision)
 
 
 def with_float_cache(spec: EngineSpec) -> EngineSpec:
@@ -52,23 +51,25 @@ class FloatCache:
         save_predictions(path, process.predict(evaluation.rows, batch_size), evaluation.labels)
         return cls(path, agreement.answered(process))
 
-    def cost(self, entry: dict[str, Any], tokens: Tokens, root: Path, context: Context) -> dict[str, Any]:
+    def cost(self, entry: exported.Engine, root: Path, context: Context) -> exported.Engine:
         """Compares the engine as it is served with this one.
 
         Args:
             entry: Its entry of export.json, evaluated.
-            tokens: Its greedy answers to the same prompts, int32 [n, T].
             root: Folder of export.json.
             context: The context of the stage.
 
         Returns:
             The entry, with `metrics`, `predictions` and `tokens` as `float_cache` of its `generation`.
         """
-        compared = compare_tokens(self.tokens, tokens)
-        figures, metric = metrics(context.task, *load_predictions(self.predictions, context.task)), context.facts.metric
+        generation = entry.generation
+        assert generation is not None, "an engine with a cache has answered"
+        compared = figures.Tokens(**compare_tokens(self.tokens, load_answers(root / str(generation.file))[1]))
+        found, metric = metrics(context.task, *load_predictions(self.predictions, context.task)), context.facts.metric
         context.progress.log(
-            f"      cache in {entry['cache_precision']}: {metric} {entry['metrics'][metric]:.4f}, in {entry['float_precision']} "
-            f"{figures[metric]:.4f}; {100 * compared['equal_share']:.1f} % of the tokens are the same"
+            f"      cache in {entry.cache_precision}: {metric} {entry.metrics[metric]:.4f}, in {entry.float_precision} "
+            f"{found[metric]:.4f}; {100 * (compared.equal_share or 0.0):.1f} % of the tokens are the same"
         )
-        there = {"metrics": figures, "predictions": self.predictions.relative_to(root).as_posix(), "tokens": compared}
-        return {**entry, "generation": {**entry["generation"], "float_cache": there}}
+        predictions = self.predictions.relative_to(root).as_posix()
+        there = exported.FloatCache(metrics=found, predictions=predictions, tokens=compared)
+        return entry.with_(generation=generation.with_(float_cache=there))

@@ -10,20 +10,20 @@ Left out: what only a forward pass shows; `cached_graph` looks at that.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from foundation.models.library import REFUSED, one_line
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Caches of keys and values, of all tokens or of a window; the last stands for a layer that reads the cache of another one."""
 
 
-def missing_keys(config: PreTrainedConfig, model_class: Any) -> str | None:
+def missing_keys(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
     """Returns in one line why a decoder does not keep keys and values of every layer; None where it does.
 
     Args:

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.figures import Quality
 from foundation.core.arrays import Array
 from foundation.core.resampling import Groups, each_alone, interval
 
@@ -34,7 +34,7 @@ RESAMPLES, SHUFFLES = 1000, 3
 Counts = NDArray[np.int64]
 
 
-def quality(texts: Sequence[str], references: Sequence[str], before: Sequence[str], groups: Array | None = None) -> dict[str, Any]:
+def quality(texts: Sequence[str], references: Sequence[str], before: Sequence[str], groups: Array | None = None) -> Quality:
     """Compares texts with their references, and with what another system wrote for the same ones.
 
     Args:
@@ -44,8 +44,7 @@ def quality(texts: Sequence[str], references: Sequence[str], before: Sequence[st
         groups: Number of the group of each, int `[n]`: the texts of one source form a group; None: each is one of its own.
 
     Returns:
-        `n`, `bleu`, `chrf`, `bleu_before`, `chrf_before`, `bleu_change` (95 % interval of bleu - bleu_before: [low, high]; None where there
-        are too few groups), `bleu_order`, `bleu_chance`, `groups`.
+        The quality; `bleu_change` is the interval of bleu - bleu_before, None where there are too few groups.
     """
     if not len(texts) == len(references) == len(before) or not texts:
         raise ValueError(
@@ -55,17 +54,17 @@ def quality(texts: Sequence[str], references: Sequence[str], before: Sequence[st
     order = _order(before_nC, own_nC)
     drawn = each_alone(len(texts)) if groups is None else Groups(groups)
     low, high = interval(lambda rows: bleu(after_nC[rows], order) - bleu(before_nC[rows], order), drawn, resamples=RESAMPLES)
-    return {
-        "n": len(texts),
-        "bleu": round(bleu(after_nC, order), 4),
-        "chrf": round(_chrf(texts, references), 4),
-        "bleu_before": round(bleu(before_nC, order), 4),
-        "chrf_before": round(_chrf(before, references), 4),
-        "bleu_change": None if low is None or high is None else [round(low, 4), round(high, 4)],
-        "bleu_order": order,
-        "bleu_chance": round(_chance(before, references, order), 4),
-        "groups": len(drawn),
-    }
+    return Quality(
+        n=len(texts),
+        bleu=round(bleu(after_nC, order), 4),
+        chrf=round(_chrf(texts, references), 4),
+        bleu_before=round(bleu(before_nC, order), 4),
+        chrf_before=round(_chrf(before, references), 4),
+        bleu_change=None if low is None or high is None else (round(low, 4), round(high, 4)),
+        bleu_order=order,
+        bleu_chance=round(_chance(before, references, order), 4),
+        groups=len(drawn),
+    )
 
 
 def _order(*counts_nC: Counts) -> int:

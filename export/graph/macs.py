@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 
 from export.graph.onnx import GEMMS, module_of
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 from foundation.machine.environment import physical_cores
 
 Shape = tuple[int, ...]
@@ -98,7 +99,7 @@ def _shapes(proto: onnx.ModelProto, folder: Path, tensors: list[str], batch: int
     return {tensor: tuple(int(size) for size in shape) for tensor, shape in zip(tensors, session.run(names, feeds), strict=True)}
 
 
-def _feed(value: onnx.ValueInfoProto, sizes: dict[str, int | None]) -> np.ndarray[Any, np.dtype[Any]]:
+def _feed(value: onnx.ValueInfoProto, sizes: dict[str, int | None]) -> Array:
     """Returns ones (a legal token id, an unmasked position) of the shape of an input, dynamic axes filled in from `sizes`."""
     shape = []
     for dim in value.type.tensor_type.shape.dim:

@@ -29,9 +29,8 @@ Left out: int4 in groups of unequal width for OpenVINO, whose reader refuses the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -78,7 +77,7 @@ class _Graph:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         self.names = set(self.weights)
         self.nodes: list[onnx.NodeProto] = []
-        self.cache: dict[tuple[Any, ...], str] = {}
+        self.cache: dict[tuple[Hashable, ...], str] = {}
         self.since = (0, 0)
         """The first operator set and IR version that have what was added."""
 
@@ -88,11 +87,11 @@ class _Graph:
             self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: object) -> str:
         self.nodes.append(helper.make_node(kind, inputs, [output], f"{output}/{kind}", **attributes))
         return output
 
-    def once(self, key: tuple[Any, ...], make: Callable[[], str]) -> str:
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], str]) -> str:
         """Returns the tensor of a key, made where there is none yet."""
         if key not in self.cache:
             self.cache[key] = make()

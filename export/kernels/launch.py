@@ -5,6 +5,7 @@ A launch holds tensors, so tensors on the device `meta` describe any shape witho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ class Launch:
     """The function under `triton.jit`."""
     grid: tuple[int, ...]
     """Number of programs along each axis."""
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Any]
     """All arguments, keyed by the kernel's parameter: tensors, None, int, float, bool and str."""
     cost: Cost
     """Bytes and operations."""
@@ -48,7 +49,7 @@ class Launch:
     """Stages of the software pipeline of loads."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, int | bool]:
         """Compiler options. No fused multiply-add: the references round after each multiplication and after each addition."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
 
@@ -84,7 +85,7 @@ def check_scale(name: str, scale: float | Tensor) -> None:
         raise InputError(name, f"{scale} given", "a positive number that is finite in float32 is allowed")
 
 
-def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: Any) -> None:
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
     """Raises an InputError unless a tensor is contiguous and has this shape (-1 for any length) and one of these dtypes."""
     fits = len(tensor.shape) == len(shape) and all(want in (-1, got) for want, got in zip(shape, tensor.shape, strict=True))
     if not fits or tensor.dtype not in dtypes or not tensor.is_contiguous():

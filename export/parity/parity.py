@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -33,6 +32,7 @@ from onnx import helper, numpy_helper
 
 from export.graph.onnx import GEMMS, module_of
 from export.graph.qdq import is_transposed
+from foundation.artifacts import exported
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
@@ -164,9 +164,9 @@ def check_layers(name: str, layers: Sequence[LayerParity]) -> None:
         raise ParityError(f"parity: {name}: {first.layer} is the first layer to diverge from torch: {_what(first)}")
 
 
-def as_rows(layers: Sequence[LayerParity]) -> list[dict[str, Any]]:
-    """Returns the comparison of layers as JSON types."""
-    return [asdict(layer) for layer in layers]
+def as_rows(layers: Sequence[LayerParity]) -> tuple[exported.LayerParity, ...]:
+    """Returns the comparison of layers for export.json."""
+    return tuple(exported.LayerParity(**asdict(layer)) for layer in layers)
 
 
 def _what(layer: LayerParity) -> str:

@@ -66,11 +66,11 @@ class Parity(Document):
     """Predictions compared, on selection rows."""
     passed: bool | None = None
     """Whether the engine agrees with torch within these limits."""
+    differs: str | None = None
+    """Quantity of the differences: `logit` or `nll`."""
     amplified: int | None = None
     """If the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held to its
     distance from float activations."""
-    differs: str | None = None
-    """Quantity of the differences: `logit` or `nll`."""
     tokens: Tokens | None = None
     """For engines that answer prompts: greedy tokens compared with torch."""
 
@@ -120,10 +120,21 @@ class Generation(Document):
     """Compared with the float baseline in torch."""
     torch: Tokens | None = None
     """Compared with the same checkpoint in torch."""
-    float_cache: FloatCache | None = None
-    """The same engine with a float cache; absent where its own is one."""
     quality: Quality | None = None
     """For text-to-text: BLEU and chrF."""
+    float_cache: FloatCache | None = None
+    """The same engine with a float cache; absent where its own is one."""
+
+
+class Attentions(Document):
+    """Attentions of one shape."""
+
+    group: str = ""
+    """Their shapes."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes."""
+    reason: str | None = None
+    """Why no kernel runs them; null where one has to."""
 
 
 class Fused(Document):
@@ -137,12 +148,61 @@ class Fused(Document):
     """Why not all of them have to be fused."""
     required: int | None = None
     """Attentions without which the build would have failed."""
-    groups: tuple[Figures, ...] = ()
+    groups: tuple[Attentions, ...] = ()
     """Why attentions are not fused, by group."""
 
 
+class Shares(Document):
+    """What an engine computes in integers."""
+
+    int8_share: Number | None = None
+    """Share of the multiply-accumulates of weight GEMMs in int8."""
+    int8_share_all: Number | None = None
+    """The same, including both products of attention."""
+    int4_share: Number | None = None
+    """Share that reads int4 weights."""
+    int8_share_reason: str | None = None
+    """Why one of these shares is null."""
+    layers: tuple[Layer, ...] = ()
+    """Its matrix products."""
+
+
+class HalfGraph(Document):
+    """The graph in fp16 or bf16 that an engine was built from."""
+
+    half: str = ""
+    """fp16 or bf16."""
+    islands: dict[Annotated[str, "RULE"], int] = Field(default_factory=dict)
+    """Operations that stay float32, by the rule that keeps them."""
+    operations: int | None = None
+    """Operations of the graph."""
+    range_rows: int | None = None
+    """Rows that the ranges of its tensors were measured on."""
+    left: dict[Annotated[str, "NODE"], str] = Field(default_factory=dict)
+    """Why an attention is no node, by the name of its last product."""
+    plain: str = ""
+    """The file with attention as separate products."""
+    fused: str | None = None
+    """The file with attention as one node each; null where no attention can be."""
+
+
+class FloatPart(Document):
+    """How the precision of the float part of a build was chosen (`export.float_part`)."""
+
+    precision: str = ""
+    """The precision."""
+    rows: int | None = None
+    """Selection rows whose answers decided."""
+    fp32: Number | None = None
+    """Distance to the float model with the float part in fp32."""
+    half: Number | None = None
+    """The same in a half."""
+    bound: Number | None = None
+    """What the half may add to the distance."""
+
+
 class Engine(Document):
-    """An engine of a build in one mode."""
+    """An engine of a build in one mode; the fields stand in the order in which the stage `export` fills them."""
 
     engine: str = ""
     """Its name."""
@@ -180,32 +240,32 @@ class Engine(Document):
     """Precision of keys and values in the cache."""
     properties: dict[Property, str] = Field(default_factory=dict)
     """Its settings."""
-    generation: Generation | None = None
-    """Its greedy answers, where it answers prompts."""
-    speculation: Figures | None = None
-    """Effect of proposed tokens."""
-    capability: str | None = None
-    """Compute capability that it was built or proved for."""
-    attention: Fused | None = None
-    """How its attentions run, where it reports it."""
-    parity: Parity | None = None
-    """How far it is from torch."""
-    towers: dict[Annotated[str, "TOWER"], str] = Field(default_factory=dict)
-    """The file of each tower, where a build has two."""
     reads: Figures | None = None
     """Bytes that are read for a token, where it answers prompts."""
+    towers: dict[Annotated[str, "TOWER"], str] = Field(default_factory=dict)
+    """The file of each tower, where a build has two."""
+    capability: str | None = None
+    """Compute capability that it was built or proved for."""
     library: str | None = None
     """Version of the library that built or proved it, for GPUs."""
     seconds: Number | None = None
     """How long that took."""
     num_layers: int | None = None
     """Layers of the built engine."""
-    compiled: Figures | None = None
+    attention: Fused | None = None
+    """How its attentions run, where it reports it."""
+    compiled: Shares | None = None
     """Shares and layers of the built engine."""
     gemms: dict[Annotated[str, "LAYER"], int] = Field(default_factory=dict)
     """Products of the graph."""
-    half_graph: Figures | None = None
+    half_graph: HalfGraph | None = None
     """The graph in fp16 or bf16."""
+    generation: Generation | None = None
+    """Its greedy answers, where it answers prompts."""
+    parity: Parity | None = None
+    """How far it is from torch."""
+    speculation: Figures | None = None
+    """Effect of proposed tokens."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -226,12 +286,12 @@ class Build(Document):
     """Its folder."""
     onnx: str | None = None
     """Its graph."""
-    float_part: Figures | None = None
-    """How the precision of its float part was chosen."""
     engines: tuple[Engine, ...] = ()
     """Its engines in the order of the target, of an engine the recommended mode first."""
     parity: Parity | None = None
     """How far its main engine is from torch."""
+    float_part: FloatPart | None = None
+    """How the precision of its float part was chosen."""
 
     def key(self, engine: Engine) -> tuple[str, str, str, str, str]:
         """Returns the configuration of one of its engines: variant, precision, float_precision, engine and mode."""
@@ -247,11 +307,15 @@ class Build(Document):
         return tuple(first.values())
 
 
-class DividedVariant(Divided):
-    """The variant that was divided over devices."""
+class OfVariant(Document):
+    """What belongs to a variant."""
 
     variant: str = ""
-    """Its id."""
+    """Id of the variant."""
+
+
+class DividedVariant(Divided, OfVariant):
+    """The variant that was divided over devices; its id comes first."""
 
 
 class Exported(Document):

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType, UnionType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from foundation.core.arrays import Array
 from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.machine.process import environment, spawn
 from foundation.machine.waits import bounded_spin
+from foundation.stage.context import Job
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
@@ -37,25 +38,6 @@ MIXED = "mixed"
 
 class EngineError(RuntimeError):
     """An engine failed; a one-line message with the engine and its error."""
-
-
-class Job(Protocol):
-    """Arguments to start the process of an engine."""
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of its latency rows and messages: `engine`, `mode`, `precision`, `float_precision`, `device`."""
-
-    @property
-    def threads(self) -> int:
-        """Number of CPU threads."""
-
-    @property
-    def command(self) -> list[str]:
-        """Command line of its process."""
-
-    def message(self) -> dict[str, object]:
-        """Returns the map that opens the engine; JSON types."""
 
 
 class EngineProcess:

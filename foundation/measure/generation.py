@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from foundation.artifacts.timed import Speed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import Progress
-from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.engine_process import EngineProcess
+from foundation.stage.context import Job
 
 PROMPT_TOKENS = (32, 512)
 STREAMS = (1, 4, 8)

@@ -29,9 +29,10 @@ from foundation.artifacts.timed import Timing
 from foundation.core.progress import Progress
 from foundation.machine.load import Watch
 from foundation.measure import samples
-from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.engine_process import EngineProcess
 from foundation.measure.race import BLOCKS, Block, Race
 from foundation.measure.samples import Figures, Turn
+from foundation.stage.context import Job
 
 TURNS, MAX_TURNS = 3, 6
 MIN_SAMPLES, MAX_SAMPLES = 30, 200

@@ -19,9 +19,10 @@ from foundation.artifacts.timed import ProposedSpeed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import Progress
 from foundation.core.speculation import per_step
-from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.engine_process import EngineProcess
 from foundation.measure.generation import STREAMS, TURNS, WARM_UP_TOKENS
 from foundation.measure.tokens import ended
+from foundation.stage.context import Job
 
 ROUNDING = 2
 Recorded = tuple[Sequence[NDArray[np.int32]], NDArray[np.int32]]

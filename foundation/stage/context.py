@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
@@ -16,6 +16,9 @@ from foundation.labels.facts import Facts
 from foundation.labels.tasks import TASKS, Task
 from foundation.machine.parallel import ALONE, Team
 from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from foundation.artifacts.exported import Build, Engine
 
 TimedPrecision = Literal["int8", "fp32"]
 
@@ -47,11 +50,30 @@ class MeasureLatency(Protocol):
         """Returns the median latency in ms of one float checkpoint at several shapes; see above."""
 
 
+class Job(Protocol):
+    """Arguments to start the process of an engine."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its latency rows and messages: `engine`, `mode`, `precision`, `float_precision`, `device`."""
+
+    @property
+    def threads(self) -> int:
+        """Number of CPU threads."""
+
+    @property
+    def command(self) -> list[str]:
+        """Command line of its process."""
+
+    def message(self) -> dict[str, object]:
+        """Returns the map that opens the engine; JSON types."""
+
+
 class EngineJob(Protocol):
     """Function that returns how an exported engine is opened."""
 
-    def __call__(self, root: Path, build: Mapping[str, object], engine: Mapping[str, object], proposals: bool) -> Any:
-        """Returns the `foundation.measure.engine_process.Job` of an engine.
+    def __call__(self, root: Path, build: Build, engine: Engine, proposals: bool) -> Job:
+        """Returns how an engine is opened.
 
         Args:
             root: Folder of export.json.

@@ -17,6 +17,7 @@ from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.parity.parity import ParityError
+from foundation.artifacts.exported import Engine, Exported
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.measure.answers import load_logits, load_predictions, save_predictions
@@ -211,7 +212,7 @@ def pair(scratch: Path) -> Context:
 def build_one(context: Context, number: int, out: Path, rest: Any, answers: dict[Any, Any]) -> dict[str, Any]:
     """Does what the stage does with one of its builds, and adds what the engines answered."""
     out.mkdir(parents=True)
-    return Exporter(planned(context, "ends")[number], context, out, rest, answers, Agreement(context, Generation())).run()
+    return Exporter(planned(context, "ends")[number], context, out, rest, answers, Agreement(context, Generation())).run().written()
 
 
 @pytest.fixture(scope="module")
@@ -253,11 +254,11 @@ def test_a_processor_without_bf16_is_not_asked_for_it(tmp_path: Path, monkeypatc
 
 def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
     out, document = exported
-    build = document["builds"][1]
-    for engine in build["engines"]:
+    build = Exported.model_validate(document).builds[1]
+    for engine in build.engines:
         with EngineProcess(spec_of(out, build, engine, context.target)) as process:
             answer = process.predict(context.data.evaluation.rows, 4)
-        np.testing.assert_allclose(answer, load_predictions(out / engine["predictions"], "text-classification")[0], atol=1e-6)
+        np.testing.assert_allclose(answer, load_predictions(out / str(engine.predictions), "text-classification")[0], atol=1e-6)
 
 
 def test_torch_predictions_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +289,10 @@ def test_torch_as_an_engine(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
-    def build(model: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    def build(model: Path, folder: Path, **settings: Any) -> list[Engine]:
         half = settings.get("half")
         asked.append(settings | {"model": model.name if half is None else half.plain.name, "folder": folder.name})
-        entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
-        return [{**entry, "metrics": {}, "int8_share": None}]
+        return [Engine(engine="tensorrt", mode="dynamic", float_precision="fp32", runnable=False, reason="no GPU")]
 
     monkeypatch.setattr("export.engines.tensorrt.build_plans", build)
     context = answered(small(tmp_path / "scratch", ("tensorrt", "onnxruntime")))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.float_part import judge, recommended_first
+from foundation.artifacts.exported import Engine
 from foundation.measure.closeness import ADDED_FLOOR, ADDED_SHARE
 
 
@@ -54,13 +55,13 @@ def test_generation_compares_the_nll_of_tokens() -> None:
 
 
 def test_only_engines_with_a_preference_move() -> None:
-    entries: list[dict[str, Any]] = [
-        {"engine": "openvino", "mode": "static", "float_precision": "fp32"},
-        {"engine": "openvino", "mode": "static", "float_precision": "bf16"},
-        {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"},
+    entries = [
+        Engine(engine="openvino", mode="static", float_precision="fp32"),
+        Engine(engine="openvino", mode="static", float_precision="bf16"),
+        Engine(engine="onnxruntime", mode="dynamic", float_precision="fp32"),
     ]
     moved = recommended_first(entries, {"openvino": "bf16"})
-    assert [entry["float_precision"] for entry in moved if entry["engine"] == "openvino"] == ["bf16", "fp32"]
+    assert [entry.float_precision for entry in moved if entry.engine == "openvino"] == ["bf16", "fp32"]
     assert recommended_first(entries, {"openvino": "fp32"})[0] is entries[0]
     assert recommended_first(entries, {"onnxruntime": "bf16"})[0] is entries[0]
     assert recommended_first(entries, {}) == entries

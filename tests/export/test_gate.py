@@ -16,6 +16,7 @@ from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.parity.parity import ParityError
 from export.parity.rows import GATE_ROWS, gate_rows
+from foundation.artifacts.exported import Shares
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
@@ -69,9 +70,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Any]]]:
             prepared = exporter_of[0].preprocessor
             return predict(load(sentiment.checkpoint()), prepared, rows, batch_size) + np.float32(self.mode == "wrong")
 
-    monkeypatch.setattr("export.engines.spec.spec_of", lambda out, build, entry, target: Spec(entry["mode"]))
+    monkeypatch.setattr("export.engines.spec.spec_of", lambda out, build, entry, target: Spec(entry.mode))
     monkeypatch.setattr("export.exporter.EngineProcess", lambda spec: Process(spec.mode))
-    monkeypatch.setattr(Exporter, "_share", lambda *_: {"int8_share": 0.0})
+    monkeypatch.setattr(Exporter, "_share", lambda *_: Shares(int8_share=0.0))
     monkeypatch.setattr(Exporter, "_layers", lambda self, process, model, engine: self._gate[0].rows and [])
     return found
 
@@ -107,11 +108,13 @@ def test_a_mode_answers_evaluation_rows_only_after_it_has_passed(
     build = exporter(context, tmp_path / "out", ["wrong", "static"]).run()
     selection, evaluation = context.data.selection.rows, context.data.evaluation.rows
     assert asked == [("wrong", selection), ("static", selection), ("static", evaluation)]
-    passed, failed = build["engines"]
-    assert (passed["mode"], passed["runnable"], passed["n"], passed["parity"]["n"]) == ("static", True, len(evaluation), len(selection))
-    assert (failed["mode"], failed["runnable"], failed["n"], failed["metrics"], failed["predictions"]) == ("wrong", False, 0, {}, None)
-    assert "predictions differ from torch" in failed["reason"]
-    assert failed["parity"]["passed"] is False
+    passed, failed = build.engines
+    assert passed.parity is not None
+    assert (passed.mode, passed.runnable, passed.n, passed.parity.n) == ("static", True, len(evaluation), len(selection))
+    assert (failed.mode, failed.runnable, failed.n, failed.metrics, failed.predictions) == ("wrong", False, 0, {}, None)
+    assert "predictions differ from torch" in str(failed.reason)
+    assert failed.parity is not None
+    assert failed.parity.passed is False
 
 
 def test_a_stage_that_fails_has_not_read_the_evaluation_split(context: Context, asked: list[Any], tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_what_is_left_out_does_not_depend_on_the_evaluation_split(context: Conte
     for number, evaluation in enumerate((context.data.evaluation, context.data.selection.take([0]))):
         other = replace(context, data=replace(context.data, evaluation=evaluation))
         build = exporter(other, tmp_path / str(number), ["wrong", "static"]).run()
-        kept.append([(entry["mode"], entry["runnable"], entry["reason"], entry["parity"]) for entry in build["engines"]])
+        kept.append([(entry.mode, entry.runnable, entry.reason, entry.parity) for entry in build.engines])
     assert kept[0] == kept[1]
 
 

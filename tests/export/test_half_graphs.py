@@ -22,6 +22,7 @@ from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.graph.half_precision import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
+from foundation.artifacts.exported import Attentions, Engine, Fused
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.folder import Checkpoint
@@ -172,7 +173,7 @@ def judged(tmp_path: Path, build: Build, answers: dict[Any, Any], half: str = "f
     (tmp_path / "out").mkdir()
     graphs = HalfGraphs(context, "auto", "fp16")
     made = Exporter(build, context, tmp_path / "out", "auto", answers, Agreement(context, Generation()), graphs)
-    entries = [{"engine": "tensorrt", "mode": "dynamic", "float_precision": name, "runnable": True} for name in ("fp32", half)]
+    entries = [Engine(engine="tensorrt", mode="dynamic", float_precision=name, runnable=True) for name in ("fp32", half)]
     return made._judgement("tensorrt", entries), context.progress.lines
 
 
@@ -205,10 +206,10 @@ def test_a_half_without_a_float_engine_beside_it_is_not_judged_and_that_is_said(
 def test_on_a_gpu_both_rests_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def build(graph: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    def build(graph: Path, folder: Path, **settings: Any) -> list[Engine]:
         half = settings.get("half")
         asked.append((graph.name, None if half is None else half.plain.name))
-        return [{"engine": "tensorrt", "float_precision": "fp32" if half is None else half.half, "attention": None}]
+        return [Engine(engine="tensorrt", float_precision="fp32" if half is None else half.half)]
 
     monkeypatch.setattr(tensorrt, "build_plans", build)
     context = two(tmp_path / "scratch")
@@ -218,11 +219,11 @@ def test_on_a_gpu_both_rests_are_built(tmp_path: Path, monkeypatch: pytest.Monke
     graph._ranges[source] = half_graphs.measured(source)[1], 6
     request = request_of(tmp_path, source, graph.write(source, "fp16", prepared, tmp_path))
     monkeypatch.setattr(tensorrt, "absence", lambda device: None)
-    assert [entry["float_precision"] for entry in tensorrt.build(request)] == ["fp32", "fp16"]
+    assert [entry.float_precision for entry in tensorrt.build(request)] == ["fp32", "fp16"]
     monkeypatch.setattr(tensorrt, "absence", lambda device: "no GPU")
-    assert [entry["float_precision"] for entry in tensorrt.build(request)] == ["fp16"]
+    assert [entry.float_precision for entry in tensorrt.build(request)] == ["fp16"]
     monkeypatch.setattr(tensorrt, "absence", lambda device: None)
-    assert [entry["float_precision"] for entry in tensorrt.build(replace(request, precision="fp16"))] == ["fp16"]
+    assert [entry.float_precision for entry in tensorrt.build(replace(request, precision="fp16"))] == ["fp16"]
     assert asked[:2] == [("ragged-int8.onnx", None), ("ragged-int8.onnx", "ragged-int8_fp16.onnx")]
 
 
@@ -252,10 +253,11 @@ def test_a_group_that_a_build_refused_leaves_the_graph_that_is_deployed(tmp_path
     onnx.save(fuse_attention(halved, {}).model, str(fused))
     names = [f"bert.encoder.layer.{index}.attention.self/attention" for index in (0, 1)]
 
-    def entry(*reasons: str | None) -> dict[str, Any]:
-        return {"attention": {"groups": [{"group": "g", "nodes": [name], "reason": why} for name, why in zip(names, reasons, strict=True)]}}
+    def entry(*reasons: str | None) -> Engine:
+        groups = tuple(Attentions(group="g", nodes=(name,), reason=why) for name, why in zip(names, reasons, strict=True))
+        return Engine(attention=Fused(groups=groups))
 
-    assert tensorrt._narrow(plain, fused, [entry(None, None), {"attention": None}])
+    assert tensorrt._narrow(plain, fused, [entry(None, None), Engine()])
     assert nodes_of(fused) == names
     assert tensorrt._narrow(plain, fused, [entry(None, None), entry(None, "no kernel")])
     assert nodes_of(fused) == names[:1]

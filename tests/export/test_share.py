@@ -11,6 +11,7 @@ from export.engines.spec import EngineSpec
 from export.graph.macs import Gemm, count_macs
 from export.graph.qdq import insert_qdq
 from export.share import share
+from foundation.artifacts.exported import Layer
 from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
@@ -30,17 +31,17 @@ ENGINES = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dyn
 
 def test_shares_are_fractions_of_macs() -> None:
     found = share(GEMMS, {"a/MatMul": "int8", "b/Gemm": "fp32", "c/qk": "int8", "c/pv": "fp32"})
-    assert (found["int8_share"], found["int8_share_all"], found["int8_share_reason"]) == (60 / 80, 75 / 100, None)
-    assert found["layers"][1] == {"name": "b", "kind": "weight", "macs": 20, "precision": "fp32"}
+    assert (found.int8_share, found.int8_share_all, found.int8_share_reason) == (60 / 80, 75 / 100, None)
+    assert found.layers[1] == Layer(name="b", kind="weight", macs=20, precision="fp32")
 
 
 def test_what_the_engine_does_not_tell_is_not_guessed() -> None:
     found = share(GEMMS, {"a/MatMul": "int8", "b/Gemm": "fp32", "c/pv": "fp32"})
-    assert (found["int8_share"], found["int8_share_all"]) == (60 / 80, None)
-    assert found["int8_share_reason"] == "the engine's graph does not tell the precision of c/qk"
+    assert (found.int8_share, found.int8_share_all) == (60 / 80, None)
+    assert found.int8_share_reason == "the engine's graph does not tell the precision of c/qk"
     found = share(GEMMS, {})
-    assert found["int8_share"] is None
-    assert found["int8_share_reason"].endswith("of a, b, c/qk and 1 more")
+    assert found.int8_share is None
+    assert found.int8_share_reason.endswith("of a, b, c/qk and 1 more")
 
 
 @functools.cache
@@ -74,11 +75,11 @@ def test_an_engine_tells_which_layers_are_int8(engine: str, mode: str, int8_buil
     gemms = count_macs(Graph(model), 4, 16)
     opened = open_one(engine, mode, model, tmp_path, quantized=True)
     found = share(gemms, opened.precisions([gemm.node for gemm in gemms], 4, 16))
-    assert found["int8_share_reason"] is None
-    for layer in found["layers"]:
-        expected = "int8" if ".encoder." in layer["name"] and layer["kind"] == "weight" else "fp32"
-        assert layer["precision"] == expected, layer
-    assert 0.8 < found["int8_share_all"] < found["int8_share"] < 1
+    assert found.int8_share_reason is None
+    for layer in found.layers:
+        expected = "int8" if ".encoder." in layer.name and layer.kind == "weight" else "fp32"
+        assert layer.precision == expected, layer
+    assert 0.8 < found.int8_share_all < found.int8_share < 1
 
 
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
@@ -89,11 +90,11 @@ def test_every_gemm_of_every_family_is_found(family: str, engine: str, mode: str
         gemms = count_macs(Graph(graph), 2, length(family))
         opened = open_one(engine, mode, graph, tmp_path, quantized=graph == integer)
         found = share(gemms, opened.precisions([gemm.node for gemm in gemms], 2, length(family)))
-        assert found["int8_share_reason"] is None
-        assert {layer["name"] for layer in found["layers"] if layer["precision"] == "int8"} == wanted
+        assert found.int8_share_reason is None
+        assert {layer.name for layer in found.layers if layer.precision == "int8"} == wanted
 
 
 def test_products_with_int4_weights_have_a_share_of_their_own() -> None:
     found = share(GEMMS, {"a/MatMul": "fp32", "b/Gemm": "w4a16", "c/qk": "fp32", "c/pv": "fp32"})
-    assert (found["int4_share"], found["int8_share"]) == (20 / 80, 0)
-    assert share(GEMMS, {})["int4_share"] is None
+    assert (found.int4_share, found.int8_share) == (20 / 80, 0)
+    assert share(GEMMS, {}).int4_share is None

@@ -24,6 +24,7 @@ from export.generation.agreement import Agreement
 from export.graph.onnx import export_float
 from export.towers import TowersExporter, checkpoint_of_tower
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.exported import Engine
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
@@ -183,13 +184,14 @@ def test_one_wrong_tower_does_not_pass(side: int, name: str, data: Data, tmp_pat
     (tmp_path / "out").mkdir()
     exporter = _Other(Build("model", Checkpoint(folder), "fp32", "model"), context, tmp_path / "out", "fp32", {}, agreement)
     right = exporter._gate[1]
-    entry = {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"}
-    assert exporter._compared(entry, right)["reason"] is None
-    assert exporter._compared(entry, exporter.wrong(right, side))["reason"] is not None
+    entry = Engine(engine="onnxruntime", mode="dynamic", float_precision="fp32")
+    assert exporter._compared(entry, right)[1] is None
+    assert exporter._compared(entry, exporter.wrong(right, side))[1] is not None
     texts = exporter._gate[0].labels.array[:, 0] == 1
     one = right.copy()
     one[np.flatnonzero(texts if name == "text" else ~texts)[:3]] *= -1  # three rows of many
-    assert f"torch ({name}s)" in str(exporter._compared(entry, one)["reason"]) or "differ" in str(exporter._compared(entry, one)["reason"])
+    reason = str(exporter._compared(entry, one)[1])
+    assert f"torch ({name}s)" in reason or "differ" in reason
 
 
 def test_an_engine_gives_rows_to_their_tower() -> None:

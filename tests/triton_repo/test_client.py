@@ -87,20 +87,20 @@ def test_a_refused_row_is_named_and_ends_it(connection):
 
 def test_latency_counts_what_it_measured(connection):
     row = client.latency("127.0.0.1:1", "m", ROWS, 4, requests=210, seconds=60, warm_up=2)
-    assert (row["concurrency"], row["n"], connection.asked) == (4, 210, 218)
-    assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
-    assert row["throughput_per_s"] > 0
+    assert (row.concurrency, row.n, connection.asked) == (4, 210, 218)
+    assert 0 < row.p50_ms <= row.p90_ms <= row.p99_ms
+    assert row.throughput_per_s > 0
 
 
 def test_p99_needs_samples():
-    assert client.latency("127.0.0.1:1", "m", ROWS, 1, requests=199, warm_up=0)["p99_ms"] is None
+    assert client.latency("127.0.0.1:1", "m", ROWS, 1, requests=199, warm_up=0).p99_ms is None
 
 
 def test_a_request_with_several_rows_is_timed_whole(connection):
     row = client.batch_latency("127.0.0.1:1", "m", ROWS[:3], requests=205, seconds=60, warm_up=5)
-    assert (row["n"], connection.asked) == (205, 210)
-    assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
-    assert client.batch_latency("127.0.0.1:1", "m", ROWS[:3], requests=10**6, seconds=0.02, warm_up=0)["n"] >= 1
+    assert (row.n, connection.asked) == (205, 210)
+    assert 0 < row.p50_ms <= row.p90_ms <= row.p99_ms
+    assert client.batch_latency("127.0.0.1:1", "m", ROWS[:3], requests=10**6, seconds=0.02, warm_up=0).n >= 1
     connection.refused = ROWS[0]
     with pytest.raises(client.RequestError, match="not this one"):
         client.batch_latency("127.0.0.1:1", "m", ROWS[:1])
@@ -108,7 +108,7 @@ def test_a_request_with_several_rows_is_timed_whole(connection):
 
 def test_latency_stops_in_time(connection):
     row = client.latency("127.0.0.1:1", "m", ROWS, 2, requests=10**6, seconds=0.05, warm_up=0)
-    assert 1 <= row["n"] == connection.asked < 10**6
+    assert 1 <= row.n == connection.asked < 10**6
 
 
 @pytest.mark.parametrize(

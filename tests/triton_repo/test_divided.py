@@ -18,6 +18,7 @@ from export.divided.folder import write
 from export.divided.frames import ANSWER, HEADER, receive, send
 from export.divided.served import Engine
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.exported import Build, DividedVariant
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
@@ -27,8 +28,8 @@ from triton_repo.divided import NOT_RUN, ROOT, files, write_divided_repository
 from triton_repo.triton_repo import TritonRepo
 
 NAME = "quantize-tensor-parallel-2"
-DIVIDED = {"variant": "quantize", "ranks": 2, "folder": NAME}
-BUILD = {"variant": "quantize", "precision": "int8", "folder": "quantize-int8"}
+DIVIDED = DividedVariant(variant="quantize", ranks=2, folder=NAME)
+BUILD = Build(variant="quantize", precision="int8", folder="quantize-int8")
 
 
 def written(folder: Path) -> Path:
@@ -40,7 +41,7 @@ def written(folder: Path) -> Path:
     told = write_divided_repository(
         folder / "repository", folder, DIVIDED, BUILD, pairs=False, max_batch_size=4, scheduling=Scheduling(1, 700), threads=2
     )
-    assert (told["model"], told["variant"], told["precision"]) == (NAME, "quantize", "int8")
+    assert (told.model, told.variant, told.precision) == (NAME, "quantize", "int8")
     return folder / "repository" / NAME / "1"
 
 
@@ -107,14 +108,14 @@ def test_the_stage_writes_it_for_what_the_export_has_divided(version: Path, tmp_
         (tmp_path / folder).symlink_to(version.parents[2] / folder)
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
     parent = Artifact(tmp_path, {"id": "export", "stage": "export"})
-    document: dict[str, Any] = {"builds": [{**BUILD, "engines": []}], "compressed_tensors": None}
+    document: dict[str, Any] = {"builds": [BUILD.with_(engines=()).written()], "compressed_tensors": None}
     (tmp_path / "export.json").write_text(json.dumps(document))
     stage = TritonRepo(max_batch_size=4, max_queue_delay_us=700)
     assert stage._write_ranks(parent, context, tmp_path / "none") is None
-    (tmp_path / "export.json").write_text(json.dumps({**document, "divided": DIVIDED}))
+    (tmp_path / "export.json").write_text(json.dumps({**document, "divided": DIVIDED.written()}))
     told = stage._write_ranks(parent, context, tmp_path / "ranks")
     assert told is not None
-    assert (told["model"], told["metrics"], told["reason"]) == (NAME, {}, NOT_RUN)
+    assert (told.model, told.metrics, told.reason) == (NAME, {}, NOT_RUN)
     ours = tmp_path / "ranks" / NAME
     assert (ours / "config.pbtxt").read_text() == (version.parent / "config.pbtxt").read_text()
     assert stage._write_ranks(parent, replace(context, task="text-generation"), tmp_path / "language") is None

@@ -73,7 +73,7 @@ def test_what_was_chosen_takes_its_engine_and_mode_and_the_others_the_default(tm
         found = {model.variant: model for model in layout.served_models(Artifact(tmp_path, {}), chosen=chosen)}
         assert tuple(found[key[0]].names[name] for name in NAMES) == key
         other = found[({"baseline", "quantize"} - {key[0]}).pop()]
-        assert (other.engine["engine"], other.engine["float_precision"]) == ("openvino", "fp32")
+        assert (other.engine.engine, other.engine.float_precision) == ("openvino", "fp32")
 
 
 def test_batch_sizes(tmp_path):
@@ -122,7 +122,7 @@ def test_the_recommended_mode_is_served(tmp_path):
     engines.append({**engines[1], "mode": "dynamic"})
     engines.insert(1, {**engines[1], "mode": "other", "runnable": False})
     (tmp_path / "export.json").write_text(json.dumps(document))
-    assert [model.engine["mode"] for model in layout.served_models(exported)] == ["static"]
+    assert [model.engine.mode for model in layout.served_models(exported)] == ["static"]
 
 
 def test_nothing_to_serve(tmp_path):

@@ -131,15 +131,15 @@ def answers(logits: np.ndarray) -> Answers:
 def test_equal_answers(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
     found = compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
-    assert found == {"disagreements": 0, "median_abs": 0.0, "max_abs": 0.0}
+    assert (found.disagreements, found.median_abs, found.max_abs) == (0, 0.0, 0.0)
 
 
 def test_one_flip_is_counted(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
     logits[2] = np.roll(logits[2], 1)
     found = compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
-    assert (found["disagreements"], found["median_abs"]) == (1, 0.0)
-    assert found["max_abs"] > 0
+    assert (found.disagreements, found.median_abs) == (1, 0.0)
+    assert found.max_abs > 0
 
 
 def test_more_flips_fail_and_name_the_first_row(model):
@@ -158,7 +158,7 @@ def test_served_rows_may_flip_as_often_as_those_of_an_engine(tmp_path, flips, pa
     logits = tiny.expected(prepared, rows)
     logits[:flips] = np.roll(logits[:flips], 1, axis=1)
     if passed:
-        assert compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64)))["disagreements"] == flips
+        assert compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64))).disagreements == flips
     else:
         with pytest.raises(ServedWrong, match=r"6 of 872 predictions differ from the evaluated engine \(at most 5\)"):
             compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foundation.artifacts.triton import Results
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.labels.classes import ClassIds
@@ -50,7 +51,7 @@ def test_each_setting_is_written_as_it_would_be_served(tmp_path: Path, monkeypat
         return measure
 
     monkeypatch.setattr("triton_repo.tuning.tuning.measured", measured)
-    monkeypatch.setattr(TritonRepo, "_results", lambda self, models, measure: {"models": [model.names for model in models]})
+    monkeypatch.setattr(TritonRepo, "_results", lambda self, models, measure: Results())
     (tmp_path / "out").mkdir()
     TritonRepo(tune=TUNE).run(exported, context(tmp_path), tmp_path / "out")
     assert seen.keys() == {Point(1, 2, 8, 0), Point(1, 2, 4, 0), Point(2, 1, 4, 0)}

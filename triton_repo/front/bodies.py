@@ -14,11 +14,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from foundation.core.json_value import Json
 from triton_repo.front.limits import MAX_ELEMENTS, MAX_JSON_BYTES, MAX_JSON_DEPTH, Rejected
 from triton_repo.front.tensors import MOST_PARAMETER, QUEUED, TYPES, check_request, check_tensor
 
@@ -37,7 +37,7 @@ compact = partial(json.dumps, allow_nan=False, separators=(",", ":"))
 """Writes JSON as Triton does, without spaces."""
 
 
-def read_body(model: str, version: str, body: bytes, json_size: int | None) -> tuple[Any, Wanted]:
+def read_body(model: str, version: str, body: bytes, json_size: int | None) -> tuple[pb.ModelInferRequest, Wanted]:
     """Returns the checked `ModelInferRequest` of a body, and how to answer it.
 
     Args:
@@ -57,11 +57,12 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
     for entry in _list(document, "inputs"):
         name, datatype = text_of(entry.get("name"), "inputs.name"), text_of(entry.get("datatype"), "inputs.datatype")
         shape = entry.get("shape")
-        if not isinstance(shape, list) or any(type(axis) is not int for axis in shape):
+        axes = [axis for axis in shape if type(axis) is int] if isinstance(shape, list) else []
+        if axes != shape:
             raise Rejected(f"input {name[:64]!r}: shape must be a list of integers")
-        count = check_tensor(name, datatype, shape)
+        count = check_tensor(name, datatype, axes)
         given = _parameters(entry, {"binary_data_size"}).get("binary_data_size")
-        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        request.inputs.add(name=name, datatype=datatype, shape=axes)
         if given is None:
             request.raw_input_contents.append(raw_values(name, datatype, count, entry.get("data")))
             continue
@@ -80,23 +81,24 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
     binary = given.get("binary_data_output", False) is True
     for key in QUEUED:
         if key in given:
-            if type(given[key]) is not int or not 0 < given[key] <= MOST_PARAMETER:
+            number = given[key]
+            if type(number) is not int or not 0 < number <= MOST_PARAMETER:
                 raise Rejected(f"parameter {key}: a whole number from 1 to {MOST_PARAMETER} is allowed")
-            request.parameters[key].int64_param = given[key]
+            request.parameters[key].int64_param = number
     check_request(request, QUEUED)
     return request, Wanted(binary, named)
 
 
-def write_body(response: Any, wanted: Wanted) -> tuple[bytes, int | None]:
+def write_body(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
     """Returns the body of an answer, and the bytes of its JSON part if raw bytes follow.
 
     Raises:
         ValueError: An output holds a value that JSON does not know, such as NaN.
     """
-    outputs: list[dict[str, Any]] = []
+    outputs: list[dict[str, Json]] = []
     tail: list[bytes] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if wanted.named.get(tensor.name, wanted.binary):
             entry["parameters"] = {"binary_data_size": len(raw)}
             tail.append(raw)
@@ -108,7 +110,7 @@ def write_body(response: Any, wanted: Wanted) -> tuple[bytes, int | None]:
     return head + b"".join(tail), len(head) if tail else None
 
 
-def parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes) -> dict[str, Json]:
     """Returns the object of a JSON text, or raises `Rejected`."""
     if len(text) > MAX_JSON_BYTES:
         raise Rejected(f"JSON of {len(text)} bytes; at most {MAX_JSON_BYTES} are allowed: send tensors in the binary part", 413)
@@ -123,14 +125,15 @@ def parsed(text: bytes) -> dict[str, Any]:
     return document
 
 
-def _list(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _list(document: Mapping[str, Json], key: str) -> list[dict[str, Json]]:
     entries = document.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    objects = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if objects != entries:
         raise Rejected(f"{key}: a list of objects is expected")
-    return entries
+    return objects
 
 
-def text_of(value: Any, key: str) -> str:
+def text_of(value: Json, key: str) -> str:
     """Returns a value that has to be text which UTF-8 can hold, or raises `Rejected`."""
     if not isinstance(value, str):
         raise Rejected(f"{key}: a string is expected")
@@ -141,14 +144,14 @@ def text_of(value: Any, key: str) -> str:
     return value
 
 
-def _parameters(entry: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+def _parameters(entry: Mapping[str, Json], known: set[str]) -> dict[str, Json]:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict) or set(parameters) - known:
         raise Rejected(f"parameters: only {', '.join(sorted(known))} is offered here")
     return parameters
 
 
-def raw_values(name: str, datatype: str, count: int, data: Any) -> bytes:
+def raw_values(name: str, datatype: str, count: int, data: Json) -> bytes:
     """Returns nested lists of values as raw bytes."""
     values = list(_flat(name, data))
     if len(values) != count:
@@ -169,23 +172,23 @@ def raw_values(name: str, datatype: str, count: int, data: Any) -> bytes:
         raise Rejected(f"input {name}: a value does not fit {datatype}") from error
 
 
-def _flat(name: str, data: Any) -> Iterator[Any]:
+def _flat(name: str, data: Json) -> Iterator[Json]:
     if not isinstance(data, list):
         raise Rejected(f"input {name}: data must be a list")
     stack, seen = [iter(data)], 0
     while stack:
-        value = next(stack[-1], stack)  # the stack itself is never a value
-        seen += 1
-        if seen > 4 * MAX_ELEMENTS:
-            raise Rejected(f"input {name}: too many values", 413)
-        if value is stack:
-            stack.pop()
-        elif isinstance(value, list):
-            stack.append(iter(value))
-            if len(stack) > MAX_JSON_DEPTH:
-                raise Rejected(f"input {name}: data is nested too deep; at most {MAX_JSON_DEPTH} levels are allowed")
-        else:
+        for value in stack[-1]:
+            seen += 1
+            if seen > 4 * MAX_ELEMENTS:
+                raise Rejected(f"input {name}: too many values", 413)
+            if isinstance(value, list):
+                stack.append(iter(value))
+                break
             yield value
+        else:
+            stack.pop()
+        if len(stack) > MAX_JSON_DEPTH:
+            raise Rejected(f"input {name}: data is nested too deep; at most {MAX_JSON_DEPTH} levels are allowed")
 
 
 def strings(raw: bytes) -> Iterator[str]:

@@ -10,12 +10,12 @@ that name no input on as parameters of the request; here they are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from foundation.core.json_value import Json
 from triton_repo.front.bodies import parsed, raw_values, strings, text_of
 from triton_repo.front.limits import Rejected
 from triton_repo.front.tensors import TYPES, check_request, check_tensor
@@ -24,7 +24,7 @@ STREAM = "STREAM"
 """Input of a model that can answer whole or in pieces."""
 
 
-def read_generation(described: Any, version: str, body: bytes, *, stream: bool) -> Any:
+def read_generation(described: pb.ModelMetadataResponse, version: str, body: bytes, *, stream: bool) -> pb.ModelInferRequest:
     """Returns the checked `ModelInferRequest` of a body.
 
     Args:
@@ -40,7 +40,7 @@ def read_generation(described: Any, version: str, body: bytes, *, stream: bool) 
     request = pb.ModelInferRequest(model_name=described.name, model_version=version, id=text_of(document.pop("id", ""), "id"))
     known = {one.name: one for one in described.inputs}
     for name, value in _values(document, known, stream=stream).items():
-        flat = value if isinstance(value, list) else [value]
+        flat: list[Json] = value if isinstance(value, list) else [value]
         shape = _shape(list(known[name].shape), len(flat))
         count = check_tensor(name, known[name].datatype, shape)
         request.inputs.add(name=name, datatype=known[name].datatype, shape=shape)
@@ -49,7 +49,7 @@ def read_generation(described: Any, version: str, body: bytes, *, stream: bool) 
     return request
 
 
-def write_generation(response: Any, described: Any) -> dict[str, Any]:
+def write_generation(response: pb.ModelInferResponse, described: pb.ModelMetadataResponse) -> dict[str, Json]:
     """Returns a response as a JSON object.
 
     Args:
@@ -57,15 +57,15 @@ def write_generation(response: Any, described: Any) -> dict[str, Any]:
         described: `ModelMetadataResponse` of the model.
     """
     lists = {one.name for one in described.outputs if any(size != 1 for size in one.shape)}
-    document = {"id": response.id} if response.id else {}
+    document: dict[str, Json] = {"id": response.id} if response.id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        values = list(strings(raw)) if tensor.datatype == "BYTES" else np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
+        values: list[Json] = list(strings(raw)) if tensor.datatype == "BYTES" else np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
         document[tensor.name] = values if tensor.name in lists or len(values) != 1 else values[0]
     return document
 
 
-def _values(document: Mapping[str, Any], known: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
+def _values(document: Mapping[str, Json], known: Collection[str], *, stream: bool) -> dict[str, Json]:
     nested = document.get("parameters", {})
     if not isinstance(nested, dict):
         raise Rejected("parameters: an object is expected")

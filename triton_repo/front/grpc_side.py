@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,7 +17,7 @@ from triton_repo.front.tensors import QUEUED, read_request
 
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
-NAMING: Mapping[str, Any] = {"ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest}
+NAMING = {"ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest}
 """Methods that name a model, possibly by an earlier name of it."""
 OPEN_STREAM = "ModelStreamInfer"
 """And the one that answers in pieces."""
@@ -32,10 +31,10 @@ _CODES = {
     503: grpc.StatusCode.RESOURCE_EXHAUSTED,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_Handler = Callable[[bytes, Any], Awaitable[bytes]]
+_Handler = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 
 
-def upstream(address: str) -> Any:
+def upstream(address: str) -> grpc.aio.Channel:
     """Returns a channel to Triton that finds it again soon after a restart."""
     options = [
         ("grpc.max_receive_message_length", -1),
@@ -47,7 +46,7 @@ def upstream(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str] = ()) -> Any:
+def serve_grpc(channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = ()) -> grpc.aio.Server:
     """Returns a gRPC server, not started, that forwards to `channel` and lists the ready ones of `models`."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
@@ -64,17 +63,17 @@ def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str]
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method; handlers of open methods are made once, and not with each call."""
 
-    def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str]) -> None:
+    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str]) -> None:
         opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load, _renaming(infer, name)) for name in OPEN}
         opened[INFER] = _inferring(infer, load)
         opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._open = {method: grpc.unary_unary_rpc_method_handler(handler) for method, handler in opened.items()}
         self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(Streams(channel, load, infer).forward)
 
-    def service(self, details: Any) -> Any:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Returns the handler of a call; bytes go in and out as they are."""
         method = str(details.method)
-        return self._open.get(method) or grpc.unary_unary_rpc_method_handler(_refusing(method))
+        return self._open[method] if method in self._open else grpc.unary_unary_rpc_method_handler(_refusing(method))
 
 
 def _renaming(infer: Inference, method: str) -> Callable[[bytes], bytes]:
@@ -92,10 +91,10 @@ def _renaming(infer: Inference, method: str) -> Callable[[bytes], bytes]:
     return renamed if method in NAMING else lambda body: body
 
 
-def _forwarding(channel: Any, method: str, load: Load, renamed: Callable[[bytes], bytes]) -> _Handler:
+def _forwarding(channel: grpc.aio.Channel, method: str, load: Load, renamed: Callable[[bytes], bytes]) -> _Handler:
     call = channel.unary_unary(method)
 
-    async def forward(body: bytes, context: Any) -> bytes:
+    async def forward(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             with load.hold(len(body)):
                 remaining = context.time_remaining()
@@ -111,7 +110,7 @@ def _forwarding(channel: Any, method: str, load: Load, renamed: Callable[[bytes]
 
 
 def _inferring(infer: Inference, load: Load) -> _Handler:
-    async def answered(body: bytes, context: Any) -> bytes:
+    async def answered(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             with load.hold(len(body)):
                 return await infer(read_request(body, QUEUED), context.time_remaining())
@@ -124,8 +123,8 @@ def _inferring(infer: Inference, load: Load) -> _Handler:
     return answered
 
 
-def _listing(stub: Any, models: Sequence[str]) -> _Handler:
-    async def listed(body: bytes, context: Any) -> bytes:
+def _listing(stub: service_pb2_grpc.GRPCInferenceServiceStub, models: Sequence[str]) -> _Handler:
+    async def listed(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             encoded: bytes = (await ready_models(stub, models)).SerializeToString()
             return encoded
@@ -137,7 +136,7 @@ def _listing(stub: Any, models: Sequence[str]) -> _Handler:
 
 
 def _refusing(method: str) -> _Handler:
-    async def refuse(body: bytes, context: Any) -> bytes:
+    async def refuse(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         name = method.rpartition("/")[2][:64]
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join((*OPEN, OPEN_STREAM, INDEX))} are")
         raise AssertionError("unreachable: abort raises")
@@ -145,7 +144,7 @@ def _refusing(method: str) -> _Handler:
     return refuse
 
 
-def _message(error: Any) -> str:
+def _message(error: grpc.aio.AioRpcError) -> str:
     """Returns the message to a client about a failed call."""
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return RESTARTING

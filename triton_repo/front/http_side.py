@@ -7,9 +7,9 @@ whole and within limits here, checked, and forwarded as gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TypeVar
 
 import aiohttp
 import grpc
@@ -17,6 +17,7 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from foundation.core.json_value import Json
 from triton_repo.front.bodies import compact, read_body, write_body
 from triton_repo.front.generation import read_generation, write_generation
 from triton_repo.front.index import ready_models
@@ -47,6 +48,7 @@ _STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
 
 
 class Paths:
@@ -59,7 +61,7 @@ class Paths:
         models: Names of all models of the repository.
     """
 
-    def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str] = ()) -> None:
+    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = ()) -> None:
         self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer, load
         self._streams, self._models = Places(MAX_STREAMS), models
 
@@ -103,7 +105,7 @@ class Paths:
         """Inputs and outputs of a model."""
         name, version = self._model(request)
         answer = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
-        document: dict[str, Any] = {"name": answer.name, "versions": list(answer.versions), "platform": answer.platform}
+        document: dict[str, Json] = {"name": answer.name, "versions": list(answer.versions), "platform": answer.platform}
         for key in ("inputs", "outputs"):
             tensors = getattr(answer, key)
             document[key] = [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in tensors]
@@ -162,7 +164,7 @@ class Paths:
         check_model(name, version)
         return self._infer.name_of(name), version
 
-    async def _generation(self, request: web.Request, *, stream: bool) -> tuple[Any, Any]:
+    async def _generation(self, request: web.Request, *, stream: bool) -> tuple[pb.ModelMetadataResponse, pb.ModelInferRequest]:
         """Returns the description of the model, and the checked request."""
         name, version = self._model(request)
         _check_encoding(request)
@@ -170,7 +172,7 @@ class Paths:
         described = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
         return described, read_generation(described, version, body, stream=stream)
 
-    async def _responses(self, request: Any, most: int | None = None) -> AsyncGenerator[Any]:
+    async def _responses(self, request: pb.ModelInferRequest, most: int | None = None) -> AsyncGenerator[pb.ModelInferResponse]:
         """Yields the responses to a request, at most `most`; ends the request when it is closed.
 
         Raises:
@@ -199,7 +201,7 @@ class Paths:
                 call.cancel()
 
 
-async def _within(answer: Awaitable[Any], seconds: float, model: str) -> Any:
+async def _within(answer: Awaitable[T], seconds: float, model: str) -> T:
     """Awaits an answer of Triton.
 
     Raises:
@@ -252,7 +254,7 @@ class _Closing(asyncio.Protocol):
         transport.close()
 
 
-async def _send(events: web.StreamResponse, document: dict[str, Any]) -> None:
+async def _send(events: web.StreamResponse, document: Mapping[str, Json]) -> None:
     """Sends an event; a client that does not read it in time is given up."""
     async with asyncio.timeout(STREAM_IDLE_SECONDS):
         await events.write(f"data: {compact(document)}\n\n".encode())

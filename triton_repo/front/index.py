@@ -7,14 +7,14 @@ ready.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as rpc
 
 from triton_repo.front.limits import REQUEST_SECONDS
 
 
-async def ready_models(stub: Any, models: Sequence[str]) -> Any:
+async def ready_models(stub: rpc.GRPCInferenceServiceStub, models: Sequence[str]) -> pb.RepositoryIndexResponse:
     """Returns the `RepositoryIndexResponse` with the models that are ready.
 
     Args:

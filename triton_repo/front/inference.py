@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -35,11 +34,11 @@ class Inference:
         admission: Accepts or refuses them.
     """
 
-    def __init__(self, channel: Any, routes: Routes, admission: Admission) -> None:
+    def __init__(self, channel: grpc.aio.Channel, routes: Routes, admission: Admission) -> None:
         self._call = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString)
         self._routes, self._admission = routes, admission
 
-    async def __call__(self, request: Any, remaining_s: float | None = None) -> bytes:
+    async def __call__(self, request: pb.ModelInferRequest, remaining_s: float | None = None) -> bytes:
         """Returns the serialized `ModelInferResponse` to a checked request.
 
         Args:
@@ -76,7 +75,7 @@ class Inference:
         return bool(route.version) and route.request_seconds is None
 
     @contextmanager
-    def streamed(self, request: Any) -> Iterator[Route]:
+    def streamed(self, request: pb.ModelInferRequest) -> Iterator[Route]:
         """Holds a place for a checked request that is answered in a stream, and counts how it ended; yields its route.
 
         Raises:
@@ -87,7 +86,7 @@ class Inference:
         with self._admission.enter(request.model_name, queue_request(request, route), route):
             yield route
 
-    async def _sent(self, request: Any, queued: Request) -> bytes:
+    async def _sent(self, request: pb.ModelInferRequest, queued: Request) -> bytes:
         seconds = REQUEST_SECONDS if queued.timeout_s is None else min(REQUEST_SECONDS, queued.timeout_s)
         started = time.monotonic()
         try:
@@ -115,7 +114,7 @@ def failure(line: str) -> Rejected:
     return Rejected(line, 500 if line.startswith(MODEL_FAILED) else 400)
 
 
-def queue_request(request: Any, route: Route, remaining_s: float | None = None) -> Request:
+def queue_request(request: pb.ModelInferRequest, route: Route, remaining_s: float | None = None) -> Request:
     """Returns the queue parameters of a request.
 
     Raises:
@@ -134,7 +133,7 @@ def queue_request(request: Any, route: Route, remaining_s: float | None = None) 
     return Request(rows, priority, min((limit for limit in limits if limit is not None), default=None))
 
 
-def _number(request: Any, name: str) -> int:
+def _number(request: pb.ModelInferRequest, name: str) -> int:
     """Returns a checked parameter; 0 where it is not given."""
     if name not in request.parameters:
         return 0

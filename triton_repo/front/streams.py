@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -50,11 +49,11 @@ class Streams:
         infer: Takes and counts requests.
     """
 
-    def __init__(self, channel: Any, load: Load, infer: Inference) -> None:
+    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference) -> None:
         self._call = channel.stream_stream(METHOD, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString)
         self._load, self._infer, self._places = load, infer, Places(MAX_STREAMS)
 
-    async def forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def forward(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Passes requests and responses on until either side ends."""
         try:
             with self._places.open():
@@ -89,13 +88,13 @@ class _Request:
 class _Stream:
     """One stream."""
 
-    call: Any
-    context: Any
+    call: grpc.aio.StreamStreamCall
+    context: grpc.aio.ServicerContext
     load: Load
     infer: Inference
     requests: dict[str, _Request] = field(default_factory=dict)
     """Streams by our number."""
-    numbers: Any = field(default_factory=itertools.count)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     moved: float = 0.0
@@ -158,7 +157,7 @@ class _Stream:
                     return
         await self.call.done_writing()
 
-    def _admitted(self, body: bytes) -> Any:
+    def _admitted(self, body: bytes) -> pb.ModelInferRequest:
         """Returns the checked request under a number of ours.
 
         Raises:
@@ -189,7 +188,7 @@ class _Stream:
                 inferred.id = known.id
             await self._write(response)
 
-    async def _write(self, response: Any) -> None:
+    async def _write(self, response: pb.ModelStreamInferResponse) -> None:
         async with self.writing:
             await self.context.write(response.SerializeToString())
         self._note()

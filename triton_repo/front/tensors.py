@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -20,7 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.limits import MAX_AXES, MAX_ELEMENTS, MAX_TENSORS, Rejected
 
-TYPES: dict[str, Any] = {
+TYPES: dict[str, type[np.generic]] = {
     "BOOL": np.bool_,
     "UINT8": np.uint8,
     "UINT16": np.uint16,
@@ -53,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[0-9]{0,18}")
 
 
-def read_request(body: bytes, parameters: Collection[str] = ()) -> Any:
+def read_request(body: bytes, parameters: Collection[str] = ()) -> pb.ModelInferRequest:
     """Returns the checked `ModelInferRequest` of a message.
 
     Args:
@@ -72,7 +71,7 @@ def read_request(body: bytes, parameters: Collection[str] = ()) -> Any:
     return request
 
 
-def check_request(request: Any, parameters: Collection[str] = ()) -> None:
+def check_request(request: pb.ModelInferRequest, parameters: Collection[str] = ()) -> None:
     """Checks a `ModelInferRequest`.
 
     Args:
@@ -113,7 +112,7 @@ def check_model(name: str, version: str) -> None:
         raise Rejected(f"model {name[:64]!r}, version {version[:32]!r}: no such name can exist", 404)
 
 
-def check_tensor(name: str, datatype: str, shape: Any) -> int:
+def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> int:
     """Checks name, type and shape of a tensor; returns its number of elements."""
     if not _NAME.fullmatch(name):
         raise Rejected(f"input {name[:64]!r}: no such name can exist")
@@ -144,7 +143,7 @@ def check_raw(name: str, datatype: str, count: int, raw: bytes) -> None:
         raise Rejected(f"input {name}: its bytes do not hold {count} strings, each after its length")
 
 
-def _check_contents(tensor: Any, count: int) -> None:
+def _check_contents(tensor: pb.ModelInferRequest.InferInputTensor, count: int) -> None:
     wanted = _CONTENTS.get(tensor.datatype)
     if wanted is None:
         raise Rejected(f"input {tensor.name}: {tensor.datatype} has no contents; give raw_input_contents")

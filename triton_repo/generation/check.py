@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.exported import Build
+from foundation.artifacts.figures import Tokens
+from foundation.artifacts.triton import Load, TritonModel
 from foundation.core.decoding import Decoding
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.generation import WARM_UP_TOKENS
@@ -41,7 +43,7 @@ ANSWERS, SECONDS = 200, 10.0
 """A measurement ends with so many answers; none begins after so many seconds."""
 
 
-def measure(model: Served, settings: LanguageSettings, repository: Path, context: Context, concurrency: Sequence[int]) -> dict[str, Any]:
+def measure(model: Served, settings: LanguageSettings, repository: Path, context: Context, concurrency: Sequence[int]) -> TritonModel:
     """Serves one model alone, compares it with the engine that was evaluated, and times it.
 
     Args:
@@ -52,10 +54,7 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
         concurrency: Numbers of answers at once at which it is timed; left out, with a warning, where the model takes fewer requests.
 
     Returns:
-        `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `texts` (prompts that were
-        sent as text and as messages, and answered as their token ids), `peak_memory_bytes` of the server, `latency` (see `client.load`;
-        also `engine_tokens_per_s`, tokens per second of the engine alone, and `engine_share`, the tokens per second of the server divided
-        by them).
+        Its entry in triton.json; `n` are compared tokens, `disagreements` answers with another token.
 
     Raises:
         ServedWrong: The tokens differ, or a text is read otherwise than Transformers reads it.
@@ -84,26 +83,28 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
                 for (rows, answers), own in zip(groups, found, strict=True)
             ]
             texts = _check_texts(server.grpc_address, model, settings, prompts)
-            latency = [_timed(server.grpc_address, settings, engine, prompts, tokens, count) for count in counts]
-        memory = {"peak_memory_bytes": server.peak_memory_bytes()}
+            latency = tuple(_timed(server.grpc_address, settings, engine, prompts, tokens, count) for count in counts)
+        memory = server.peak_memory_bytes()
     context.progress.log(
-        f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens equal "
+        f"  {model.name} in Triton: {compared.identical} of {compared.prompts} answers of {compared.tokens} tokens equal "
         f"the engine, {texts} texts are read as Transformers reads them{_speed(latency)}"
     )
-    return {
-        "n": compared["decisions"],
-        "disagreements": compared["disagreements"],
-        "tokens": compared,
-        "texts": texts,
-        **memory,
-        "latency": latency,
-    }
+    return model.entry.with_(
+        metrics={},
+        n=compared.decisions,
+        predictions=None,
+        disagreements=compared.disagreements,
+        tokens=compared,
+        texts=texts,
+        peak_memory_bytes=memory,
+        latency=latency,
+    )
 
 
 def _check_texts(address: str, model: Served, settings: LanguageSettings, rows: Sequence[NDArray[np.int32]]) -> int:
     """Asks texts and conversations; returns how many (`text_check.check_texts`)."""
 
-    def ask(prompt: Mapping[str, Any]) -> Reply:
+    def ask(prompt: client.Prompted) -> Reply:
         piece = client.short_answer(address, model.name, prompt, ANSWER_TOKENS)
         return Reply(piece.prompt_tokens or 0, piece.tokens, piece.text)
 
@@ -114,13 +115,20 @@ def _check_texts(address: str, model: Served, settings: LanguageSettings, rows: 
 
 def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
     """Returns the prompts of the export, int32 [P] each, and the tokens that the engine answered, int32 [n, T]."""
-    prompts, tokens = load_answers(model.root / model.engine["generation"]["file"])
+    prompts, tokens = load_answers(_answers(model))
     return list(prompts), tokens
+
+
+def _answers(model: Served) -> Path:
+    """Returns the file with the answers of the engine."""
+    generation = model.engine.generation
+    assert generation is not None, "engines that are served as language models have answered"
+    return model.root / str(generation.file)
 
 
 def _mixed(model: Served) -> list[tuple[list[NDArray[np.int32]], NDArray[np.int32]]]:
     """Returns prompts of several lengths and the answers of the engine, one group, or none."""
-    found = load_mixed_answers(model.root / model.engine["generation"]["file"])
+    found = load_mixed_answers(_answers(model))
     return [] if found is None else [found]
 
 
@@ -130,7 +138,7 @@ def _alone(model: Served, settings: LanguageSettings, context: Context) -> Itera
     if context.engine_job is None:
         yield None
         return
-    build = {"precision": model.precision, "float_precision": model.precision, "folder": str(model.folder)}
+    build = Build(precision=model.precision, float_precision=model.precision, folder=str(model.folder))
     with EngineProcess(context.engine_job(model.root, build, model.engine, bool(settings.proposals))) as engine:
         yield engine
 
@@ -142,12 +150,12 @@ def _timed(
     prompts: Sequence[NDArray[np.int32]],
     tokens: int,
     count: int,
-) -> dict[str, Any]:
+) -> Load:
     """Returns the row of one number of answers at once."""
     ask = partial(client.load, address, settings.name, request_seconds=settings.request_seconds)
     row = ask(prompts, tokens, count, requests=ANSWERS, seconds=SECONDS)
     rate = None if engine is None else engine_rate(engine, prompts, tokens, count)
-    return {**row, "engine_tokens_per_s": rate, "engine_share": round(row["tokens_per_s"] / rate, 4) if rate else None}
+    return row.with_(engine_tokens_per_s=rate, engine_share=round(row.tokens_per_s / rate, 4) if rate else None)
 
 
 def engine_rate(engine: EngineProcess, prompts: Sequence[NDArray[np.int32]], tokens: int, count: int) -> float:
@@ -160,14 +168,14 @@ def engine_rate(engine: EngineProcess, prompts: Sequence[NDArray[np.int32]], tok
     return turns.rate
 
 
-def _speed(rows: Sequence[dict[str, Any]]) -> str:
+def _speed(rows: Sequence[Load]) -> str:
     """Returns the first and the last row in words; nothing where none was timed."""
     if not rows:
         return ""
     last = rows[-1]
-    beside = "" if last["engine_share"] is None else f", {last['engine_share']:.2f} of the engine alone"
-    first = f", first token after {rows[0]['first_token_ms']['p50']:.1f} ms"
-    return f"{first}, {last['tokens_per_s']:.1f} tokens/s over {last['concurrency']}{beside}"
+    beside = "" if last.engine_share is None else f", {last.engine_share:.2f} of the engine alone"
+    first = f", first token after {rows[0].first_token_ms.p50:.1f} ms"
+    return f"{first}, {last.tokens_per_s:.1f} tokens/s over {last.concurrency}{beside}"
 
 
 def _one_by_one(engine: EngineProcess, prompts: Sequence[NDArray[np.int32]], expected: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -182,7 +190,7 @@ def compare(
     expected: NDArray[np.int32],
     answers: NDArray[np.int32],
     one_by_one: Callable[[], NDArray[np.int32]] | None = None,
-) -> dict[str, Any]:
+) -> Tokens:
     """Compares the tokens of a served model with the engine's tokens.
 
     Args:
@@ -208,4 +216,4 @@ def compare(
         row, place = (int(one) for one in np.argwhere(expected != answers)[0])
         told = f"first prompt {row}, token {place}: {answers[row, place]} instead of {expected[row, place]}"
         raise ServedWrong(f"model {name} in Triton: {reason}; {told}")
-    return compared
+    return Tokens(**compared)

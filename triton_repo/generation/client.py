@@ -22,11 +22,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.figures import Percentiles
+from foundation.artifacts.triton import Load
 from foundation.measure.tokens import ENDED
 from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
 from triton_repo.front.limits import GRACE_SECONDS
@@ -34,10 +36,26 @@ from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.limits import REQUEST_SECONDS
 from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, TEXT
 
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferInput, InferResult
+    from tritonclient.utils import InferenceServerException
+
+    Arrived = queue.Queue[tuple[InferResult, InferenceServerException | None]]
+
 DATATYPES = {**{name: about[0] for name, about in PROMPTS.items()}, **{one.name: one.datatype for one in FIELDS}}
 FINAL = "triton_final_response"
 """Parameter of the last response to a request."""
-NUMBERS: Mapping[str, Any] = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
+Setting = bool | int | float | str | Sequence[int] | Sequence[str]
+"""The value of an input."""
+NUMBERS: Mapping[str, type[np.generic]] = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
+
+
+class Prompted(TypedDict, total=False):
+    """A prompt: one of these."""
+
+    text: str
+    messages: Sequence[Mapping[str, str]]
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -82,17 +100,17 @@ class LanguageClient:
         *,
         messages: Sequence[Mapping[str, str]] | None = None,
         ids: Sequence[int] | None = None,
-        **settings: Any,
+        **settings: Setting | None,
     ) -> Generator[Piece]:
         """Yields the answer to a prompt in pieces; give one of `text`, `messages` and `ids`.
 
         Raises:
             RequestError: The server refused the request or did not answer in time.
         """
-        given = {TEXT: text, MESSAGES: None if messages is None else json.dumps(list(messages)), INPUT_IDS: ids}
+        given: dict[str, Setting | None] = {TEXT: text, MESSAGES: None if messages is None else json.dumps(list(messages)), INPUT_IDS: ids}
         values = {**given, **{name.upper(): value for name, value in settings.items()}}
         tensors = inputs({name: value for name, value in values.items() if value is not None})
-        found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        found: Arrived = queue.Queue()
         self._client.start_stream(lambda result, error: found.put((result, error)))
         try:
             self._client.async_stream_infer(self._model, tensors)
@@ -103,7 +121,7 @@ class LanguageClient:
         finally:
             self._client.stop_stream(cancel_requests=True)
 
-    def _next(self, responses: queue.Queue[tuple[Any, Any]]) -> tuple[Piece, bool]:
+    def _next(self, responses: Arrived) -> tuple[Piece, bool]:
         """Returns the next piece, and whether it is the last."""
         try:
             result, error = responses.get(timeout=self._seconds)
@@ -114,7 +132,7 @@ class LanguageClient:
         return _piece(result), bool(result.get_response().parameters[FINAL].bool_param)
 
 
-def inputs(values: Mapping[str, Any]) -> list[Any]:
+def inputs(values: Mapping[str, Setting]) -> list[InferInput]:
     """Returns the input tensors of a request.
 
     Raises:
@@ -128,9 +146,9 @@ def inputs(values: Mapping[str, Any]) -> list[Any]:
     tensors = []
     for name, value in values.items():
         datatype = DATATYPES[name].removeprefix("TYPE_")
-        items = [value] if isinstance(value, str) or np.ndim(value) == 0 else list(value)
+        items = [value] if isinstance(value, str | int | float) else list(value)
         if datatype == "STRING":
-            array = np.array([item.encode("utf-8") for item in items], np.object_)
+            array = np.array([str(item).encode("utf-8") for item in items], np.object_)
         else:
             array = np.array(items, NUMBERS[datatype])
         tensors.append(InferInput(name, [len(array)], "BYTES" if datatype == "STRING" else datatype))
@@ -177,13 +195,13 @@ def greedy(
         return np.array(list(pool.map(answer, prompts)), np.int32)
 
 
-def short_answer(address: str, model: str, prompt: Mapping[str, Any], tokens: int) -> Piece:
+def short_answer(address: str, model: str, prompt: Prompted, tokens: int) -> Piece:
     """Returns the greedy answer to one prompt in one piece, past end tokens.
 
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        prompt: `text`, `messages` or `ids`.
+        prompt: The prompt.
         tokens: Tokens of the answer.
 
     Raises:
@@ -216,16 +234,19 @@ class Samples:
         self.whole.append(moments[-1][0] - started)
         self.tokens += sum(count for _, count in came)
 
-    def figures(self, seconds: float) -> dict[str, Any]:
+    def figures(self, seconds: float) -> Load:
         """Returns times and rates of a measurement that took so many seconds."""
-        return {
-            **{f"{key}_ms": value for key, value in quantiles(self.whole).items()},
-            "first_token_ms": quantiles(self.first),
-            "token_ms": quantiles(self.between),
-            "tokens_per_s": round(self.tokens / seconds, 2),
-            "throughput_per_s": round(len(self.whole) / seconds, 2),
-            "n": len(self.whole),
-        }
+        whole = quantiles(self.whole)
+        return Load(
+            p50_ms=whole.p50,
+            p90_ms=whole.p90,
+            p99_ms=whole.p99,
+            first_token_ms=quantiles(self.first),
+            token_ms=quantiles(self.between),
+            tokens_per_s=round(self.tokens / seconds, 2),
+            throughput_per_s=round(len(self.whole) / seconds, 2),
+            n=len(self.whole),
+        )
 
 
 def load(
@@ -238,7 +259,7 @@ def load(
     requests: int = 200,
     seconds: float = 10.0,
     request_seconds: float = REQUEST_SECONDS,
-) -> dict[str, Any]:
+) -> Load:
     """Measures answers under a constant load: real prompts in turn, greedy, all of the same length.
 
     Args:
@@ -252,8 +273,7 @@ def load(
         request_seconds: Most time that the model may take for an answer.
 
     Returns:
-        `concurrency`; p50, p90 and p99 (None below 200 samples) of `first_token_ms`, `token_ms` (time per later token) and, as `p50_ms` and
-        so on, of whole answers; `tokens_per_s`, `throughput_per_s` (answers), `prompt_tokens`, `answer_tokens`, `n` (answers).
+        The latency; a p99 is None below 200 samples.
 
     Raises:
         RequestError: A request failed.
@@ -280,33 +300,22 @@ def load(
         for future in [pool.submit(work) for _ in range(concurrency)]:
             future.result()
     spent = time.perf_counter() - begun
-    return {
-        "concurrency": concurrency,
-        **samples.figures(spent),
-        "prompt_tokens": int(np.median([len(one) for one in prompts])),
-        "answer_tokens": tokens,
-    }
+    length = int(np.median([len(one) for one in prompts]))
+    return samples.figures(spent).with_(concurrency=concurrency, prompt_tokens=length, answer_tokens=tokens)
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:
+def quantiles(seconds: Sequence[float]) -> Percentiles:
     """Returns p50, p90 and p99 in milliseconds; None where there are too few samples."""
     if not seconds:
-        return {"p50": None, "p90": None, "p99": None}
+        return Percentiles(p50=None, p90=None, p99=None)
     p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(seconds, QUANTILES))
-    return {"p50": p50, "p90": p90, "p99": p99 if len(seconds) >= MIN_FOR_P99 else None}
+    return Percentiles(p50=p50, p90=p90, p99=p99 if len(seconds) >= MIN_FOR_P99 else None)
 
 
-def _piece(result: Any) -> Piece:
-    def one(name: str) -> Any:
-        array = result.as_numpy(name)
-        return None if array is None else array[0]
-
-    reason = one("FINISH_REASON")
-    return Piece(
-        text=one("TEXT").decode("utf-8"),
-        tokens=result.as_numpy("TOKENS").tolist(),
-        index=int(one("INDEX")),
-        finish_reason=None if reason is None else reason.decode("utf-8"),
-        prompt_tokens=None if reason is None else int(one("PROMPT_TOKENS")),
-        completion_tokens=None if reason is None else int(one("COMPLETION_TOKENS")),
-    )
+def _piece(result: InferResult) -> Piece:
+    piece = Piece(result.as_numpy("TEXT")[0].decode("utf-8"), result.as_numpy("TOKENS").tolist(), int(result.as_numpy("INDEX")[0]))
+    reason = result.as_numpy("FINISH_REASON")
+    if reason is None:
+        return piece
+    read, written = (int(result.as_numpy(name)[0]) for name in ("PROMPT_TOKENS", "COMPLETION_TOKENS"))
+    return replace(piece, finish_reason=reason[0].decode("utf-8"), prompt_tokens=read, completion_tokens=written)

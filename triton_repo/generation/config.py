@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from foundation.core.json_value import Json
 from triton_repo.config import check_name
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
@@ -45,22 +46,23 @@ class LanguageSettings:
     """The settings that go into the configuration of a language model."""
 
     name: str
-    mode: Literal["paged", "stateful", "batched"]
+    mode: str
+    """paged, stateful or batched."""
     architecture: Literal["decoder", "encoder_decoder"]
     properties: Mapping[str, str]
     """Compile properties, the same as in the evaluation."""
     context: int
     vocabulary: int
     max_running: int
-    special: Mapping[str, Any] = field(default_factory=dict)
+    special: Mapping[str, Json] = field(default_factory=dict)
     """Ids of special tokens of an encoder-decoder: `served.grouped.Special`."""
-    proposals: Mapping[str, Any] = field(default_factory=dict)
+    proposals: Mapping[str, Json] = field(default_factory=dict)
     """Proposed tokens: `tokens` at once, `draft` (whether `draft/` does, else the text), its `properties`; empty: nothing does."""
     max_waiting: int = MAX_WAITING
     request_seconds: float = REQUEST_SECONDS
 
 
-def language_config(settings: LanguageSettings) -> Any:
+def language_config(settings: LanguageSettings) -> pb.ModelConfig:
     """Returns the `ModelConfig` message.
 
     Raises:
@@ -81,7 +83,7 @@ def language_config(settings: LanguageSettings) -> Any:
     return config
 
 
-def request_seconds(config: Any) -> float | None:
+def request_seconds(config: pb.ModelConfig) -> float | None:
     """Returns the most seconds for an answer in a `ModelConfig`; None for a model that answers each request once."""
     name = "request_seconds"
     return float(config.parameters[name].string_value) if name in config.parameters else None

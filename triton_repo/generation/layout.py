@@ -17,10 +17,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.engines import ENGINES
+from foundation.core.json_value import Json
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.standalone import (
@@ -97,13 +97,13 @@ def write_language_repository(
     """
     written = []
     for model in models:
-        config, encodes = Checkpoint(model.file.parent).config, ENGINES[model.engine["engine"]].generates == "encoder-decoder"
-        at_once = model.engine["mode"] in ("paged", "batched") or encodes
+        config, encodes = Checkpoint(model.file.parent).config, ENGINES[model.engine.engine].generates == "encoder-decoder"
+        at_once = model.engine.mode in ("paged", "batched") or encodes
         settings = LanguageSettings(
             name=model.name,
-            mode=model.engine["mode"],
+            mode=model.engine.mode,
             architecture="encoder_decoder" if encodes else "decoder",
-            properties=model.engine["properties"],
+            properties=model.engine.properties,
             context=most_tokens(config.get_text_config()) or UNLIMITED_CONTEXT,
             vocabulary=int(config.get_text_config().vocab_size),
             max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if at_once else 1,
@@ -118,15 +118,15 @@ def write_language_repository(
     return written
 
 
-def _proposals(model: Served) -> dict[str, Any]:
+def _proposals(model: Served) -> dict[str, Json]:
     """Returns the draft that proposes tokens to a model; empty without one."""
-    speculation = model.engine.get("speculation")
+    speculation = model.engine.speculation
     if speculation is None:
         return {}
     return {"tokens": speculation["tokens"], "draft": speculation["file"] is not None, "properties": speculation["properties"]}
 
 
-def _special(model: Served) -> dict[str, Any]:
+def _special(model: Served) -> dict[str, Json]:
     """Returns the ids of `served.grouped.Special`."""
     tokens = AnswerTokens.of_folder(model.file.parent)
     prepared = Preprocessor.load(model.folder)
@@ -142,14 +142,14 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
     version = folder / VERSION
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(language_config(settings)), encoding="utf-8")
-    parts = PARTS[model.engine["engine"]]
+    parts = PARTS[model.engine.engine]
     for name in (*FILES, *parts.files):
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
     for module in (*STANDALONE, *parts.standalone):
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
     shutil.copytree(model.file.parent, version / parts.folder)
-    if settings.proposals.get("draft"):
-        shutil.copytree((model.root / model.engine["speculation"]["file"]).parent, version / DRAFT)
+    if settings.proposals.get("draft") and model.engine.speculation is not None:
+        shutil.copytree((model.root / model.engine.speculation["file"]).parent, version / DRAFT)
 
 
 def readme(models: list[LanguageSettings]) -> str:

@@ -12,10 +12,10 @@ server reads tokenizer.json with the tokenizers library, and chat.json; Transfor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 from foundation.measure.probes import CHATS, PROBES
 from foundation.models.inputs.tokenizer import load_tokenizer
 from triton_repo.client import ServedWrong
+from triton_repo.generation.client import Prompted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ANSWER_TOKENS = 4
 OWN_TEXTS = 8
@@ -38,15 +42,15 @@ class Reply:
     text: str
 
 
-Ask = Callable[[Mapping[str, Any]], Reply]
-"""Sends a prompt: `text`, `messages` or `ids`."""
+Ask = Callable[[Prompted], Reply]
+"""Sends a prompt."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt in two spellings."""
 
-    inputs: Mapping[str, Any]
+    inputs: Prompted
     """`text` or `messages`."""
     ids: list[int]
 
@@ -76,7 +80,7 @@ def check_texts(name: str, folder: Path, rows: Sequence[NDArray[np.int32]], most
     return count
 
 
-def prompts(tokenizer: Any, rows: Sequence[NDArray[np.int32]], *, chats: bool) -> Iterator[Prompt]:
+def prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[NDArray[np.int32]], *, chats: bool) -> Iterator[Prompt]:
     """Yields the prompts: `PROBES`, texts of evaluation rows, and the `CHATS` that the template accepts, if the model takes
     conversations."""
     chosen = [rows[at] for at in np.unique(np.linspace(0, len(rows) - 1, min(OWN_TEXTS, len(rows))).round().astype(int))]
@@ -91,7 +95,7 @@ def prompts(tokenizer: Any, rows: Sequence[NDArray[np.int32]], *, chats: bool) -
         yield Prompt({"messages": list(messages)}, list(made["input_ids"]))
 
 
-def _compare(name: str, prompt: Prompt, tokenizer: Any, ask: Ask) -> None:
+def _compare(name: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, ask: Ask) -> None:
     by_text, by_ids = ask(prompt.inputs), ask({"ids": prompt.ids})
     shown = f"{next(iter(prompt.inputs.values()))!r:.120}"
     if (by_text.prompt_tokens, by_text.tokens) != (len(prompt.ids), by_ids.tokens):

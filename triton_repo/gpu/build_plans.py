@@ -22,8 +22,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import CDLL
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it but what is recorded
 
@@ -46,8 +48,12 @@ from plan_files import (  # type: ignore[import-not-found]
     read_rows,
 )
 from tensorrt_layers import fused_attentions, gemm_precisions, inspected_layers, with_products  # type: ignore[import-not-found]
-from tensorrt_plan import Plan, PlanError, Settings, build  # type: ignore[import-not-found]
+from tensorrt_plan import Built, Plan, PlanError, Settings, build  # type: ignore[import-not-found]
 from tolerance import judge  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:  # where this file is copied to, types are not read
+    from triton_repo.gpu.measure_plans import Timed
+    from triton_repo.gpu.plan_files import Attentions, Figures, Parity, Part, Process, Published, Record, Row, Served, Spec
 
 STAGING = "staging"
 ARTIFACT = "manifest.json"
@@ -59,11 +65,22 @@ PORTABLE = "ampere_plus"
 """Hardware compatibility level: one plan then serves every capability from 8.0 on."""
 
 
+class Made(TypedDict):
+    """A plan that was built."""
+
+    file: str
+    built: Built
+    reason: str | None
+    """Why its attention need not be fused."""
+    rival: Built | None
+    rival_reason: str | None
+
+
 class Refused(RuntimeError):
     """A plan must not be served; a one-line message."""
 
 
-def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -> int:
+def run(root: Path, trt: ModuleType, driver: CDLL | None, log: Callable[[str], None] = print) -> int:
     """Builds, checks, measures and publishes; returns the exit status.
 
     Args:
@@ -75,7 +92,7 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
     if (root.parent / ARTIFACT).exists():
         log(f"not ready: {root} belongs to a run, where nothing may be written; copy it out first: compress deploy RUN DIR")
         return 1
-    spec = json.loads((root / SPEC).read_text(encoding="utf-8"))
+    spec: Spec = json.loads((root / SPEC).read_text(encoding="utf-8"))
     seen = capabilities(driver)
     if not seen:
         log("no NVIDIA GPU is visible: start the container with --gpus all")
@@ -103,7 +120,7 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
     return 0
 
 
-def serving(spec: Mapping[str, Any], seen: Sequence[str]) -> dict[int, tuple[str, int]]:
+def serving(spec: Spec, seen: Sequence[str]) -> dict[int, tuple[str, int]]:
     """Returns the capability of each GPU that serves, and its number of instances, by its ordinal.
 
     Raises:
@@ -119,8 +136,8 @@ def serving(spec: Mapping[str, Any], seen: Sequence[str]) -> dict[int, tuple[str
 
 
 def build_all(
-    root: Path, spec: Mapping[str, Any], trt: Any, driver: Any, gpus: Mapping[int, tuple[str, int]], log: Callable[[str], None]
-) -> dict[str, Any]:
+    root: Path, spec: Spec, trt: ModuleType, driver: CDLL | None, gpus: Mapping[int, tuple[str, int]], log: Callable[[str], None]
+) -> dict[str, Record]:
     """Builds and checks a plan for each capability, or one for all where it is portable; returns their records by capability.
 
     Raises:
@@ -132,7 +149,7 @@ def build_all(
     old = [capability for capability in first if portable and int(capability) < 80]
     if old:
         raise Refused(f"gpu.hardware_compatibility: {PORTABLE} given, and a GPU has compute capability {old[0]}; it needs 80 or above")
-    records: dict[str, Any] = {}
+    records: dict[str, Record] = {}
     plan = None
     for capability in sorted(first, key=int):
         device = Device(driver, first[capability])
@@ -142,11 +159,8 @@ def build_all(
     return records
 
 
-def both(root: Path, spec: Mapping[str, Any], trt: Any, capability: str, log: Callable[[str], None]) -> dict[str, Any]:
+def both(root: Path, spec: Spec, trt: ModuleType, capability: str, log: Callable[[str], None]) -> Made:
     """Builds the plan on the current GPU, and its rival where the repository holds one.
-
-    Returns:
-        `file`; `built` and `reason`, why its attention need not be fused; `rival`, built, or None with its `rival_reason`.
 
     Raises:
         PlanError: The plan does not build.
@@ -170,16 +184,8 @@ def both(root: Path, spec: Mapping[str, Any], trt: Any, capability: str, log: Ca
     return {"file": file, "built": built, "reason": reason, "rival": rival, "rival_reason": why}
 
 
-def check(
-    root: Path, spec: Mapping[str, Any], trt: Any, device: Device, build: Mapping[str, Any], log: Callable[[str], None]
-) -> dict[str, Any]:
-    """Checks a plan on a GPU, and times it.
-
-    Returns:
-        Its record: file, hashes of plan and graph, TensorRT version, settings, seconds, size, what its float part runs in, parity,
-        precisions of the GEMMs and the share of int8, `attention` (how many are `fused`, `of` how many, and the `reason` why they need not
-        be, None where all of them have to), `graphs` (whether CUDA graphs are `used`, and the `reason` why not), `latency` by shape,
-        `rows_per_s`, and `rival`, what it was timed against.
+def check(root: Path, spec: Spec, trt: ModuleType, device: Device, build: Made, log: Callable[[str], None]) -> Record:
+    """Checks a plan on a GPU, and times it; returns its record.
 
     Raises:
         PlanError: The plan does not load.
@@ -190,7 +196,11 @@ def check(
     parity = compare(plans["plan"], golden, spec)
     layers = with_products(inspected_layers(plans["plan"].information()))
     precisions = gemm_precisions(layers, [*spec["gemms"], *(name for name in spec["int8_gemms"] if name not in spec["gemms"])])
-    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": build["reason"]}
+    attention: Attentions = {
+        "fused": fused_attentions(layers, spec["attentions"]),
+        "of": len(spec["attentions"]),
+        "reason": build["reason"],
+    }
     count = sum(precisions.get(name) == "int8" for name in spec["int8_gemms"])
     log(
         f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; "
@@ -229,8 +239,8 @@ def check(
 
 
 def timed(
-    plans: Mapping[str, Plan], golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], log: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    plans: Mapping[str, Plan], golden: Mapping[str, np.ndarray], spec: Spec, log: Callable[[str], None]
+) -> tuple[list[Timed], dict[str, str]]:
     """Returns the latencies of a plan and its rival, and why they do not run as CUDA graphs, by the names of those that do not."""
     refused = {name: why for name, one in plans.items() if (why := graph_refusal(one, golden, spec, name == "plan")) is not None}
     for name, why in refused.items():
@@ -242,7 +252,7 @@ def timed(
     return times, refused
 
 
-def graph_refusal(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], judged: bool) -> str | None:
+def graph_refusal(plan: Plan, golden: Mapping[str, np.ndarray], spec: Spec, judged: bool) -> str | None:
     """Returns why a plan does not run as CUDA graphs; None where it does.
 
     Args:
@@ -272,13 +282,13 @@ def int8_share(gemms: Mapping[str, int], precisions: Mapping[str, str]) -> float
     return sum(macs for name, macs in gemms.items() if precisions[name] == "int8") / sum(gemms.values())
 
 
-def settings(spec: Mapping[str, Any]) -> Settings:
+def settings(spec: Spec) -> Settings:
     """Returns the settings of the builder."""
     given = spec["settings"]
     return Settings(given["workspace_bytes"], given["optimization_level"], given["hardware_compatibility"], given["refit"])
 
 
-def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes | None, log: Callable[[str], None]) -> tuple[Any, str | None]:
+def build_either(root: Path, spec: Spec, trt: ModuleType, cache: bytes | None, log: Callable[[str], None]) -> tuple[Built, str | None]:
     """Builds the graph whose attention has to be fused, and where that does not build or is not there, the other one.
 
     Returns:
@@ -300,12 +310,8 @@ def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes | N
     return build(trt, root / spec["onnx"], *shapes, timing_cache=cache, settings=settings(spec)), reason
 
 
-def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], graph: bool = False) -> dict[str, Any]:
-    """Runs the golden rows in batches, and some of each bucket one by one, and judges both separately; as CUDA graphs where asked for.
-
-    Returns:
-        `batches` and `single`: results of `compared`; `passed`: whether both passed.
-    """
+def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Spec, graph: bool = False) -> Parity:
+    """Runs the golden rows in batches, and some of each bucket one by one, and judges both separately; as CUDA graphs where asked for."""
     pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"batches": [], "single": []}
     for bucket in spec["buckets"] or [0]:
         expected = golden[f"{bucket}.logits"]
@@ -315,18 +321,16 @@ def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any
         for row in range(min(SINGLE_ROWS, len(expected))):
             one = {name: array[row : row + 1] for name, array in features.items()}
             pairs["single"].append((expected[row : row + 1], plan.predict(one, graph=graph)))
-    judged = {}
-    for kind, found in pairs.items():
-        judged[kind] = compared(
-            np.concatenate([first for first, _ in found]),
-            np.concatenate([second for _, second in found]),
-            spec["unit"],
-            spec["float_precision"],
-        )
-    return {**judged, "passed": all(figures["passed"] for figures in judged.values())}
+
+    def judged(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> Figures:
+        expected, logits = (np.concatenate(part) for part in zip(*found, strict=True))
+        return compared(expected, logits, spec["unit"], spec["float_precision"])
+
+    batches, single = judged(pairs["batches"]), judged(pairs["single"])
+    return {"batches": batches, "single": single, "passed": bool(batches["passed"] and single["passed"])}
 
 
-def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precision: str) -> dict[str, Any]:
+def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precision: str) -> Figures:
     """Compares logits [n, C] with the golden logits, in units of `unit`, within the limits of what the float part runs in; for regression
     (C = 1) there are no classes that could differ."""
     expected, logits = expected.astype(np.float64), logits.astype(np.float64)
@@ -336,27 +340,35 @@ def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precis
 
 
 def measured(
-    root: Path, spec: Mapping[str, Any], gpus: Mapping[int, tuple[str, int]], built: Mapping[str, Any], log: Callable[[str], None]
-) -> dict[str, Any]:
-    """Returns the serving setup: `gpus` (`gpu`, `capability`, `instances`), `rows_per_s` of all of them, `cores`, and for `preprocess` and
-    `postprocess` the `processes`, and the `rows_per_s` of one, None where the number is given.
+    root: Path, spec: Spec, gpus: Mapping[int, tuple[str, int]], built: Mapping[str, Record], log: Callable[[str], None]
+) -> Served:
+    """Returns the serving setup.
 
     Raises:
         Refused: The packages of the models are not installed.
     """
     total, cores = sum(built[capability]["rows_per_s"] for capability, _ in gpus.values()), len(os.sched_getaffinity(0))
-    parts, given = {}, spec["processes"]
+    given = spec["processes"]
     works = None if all(given.values()) else python_work(root, spec)
-    for part, count in given.items():
+
+    def of_part(part: Part) -> Process:
+        count = given[part]
         one = None if count is not None or works is None else rate(*works[part])
-        parts[part] = {"processes": count or processes(total, one or total, cores), "rows_per_s": one}
+        found: Process = {"processes": count or processes(total, one or total, cores), "rows_per_s": one}
         told = "given" if one is None else f"{one:.0f} rows/s each, {total:.0f} rows/s on all GPUs, {cores} cores"
-        log(f"{part}: {parts[part]['processes']} processes ({told})")
-    listed = [{"gpu": gpu, "capability": capability, "instances": count} for gpu, (capability, count) in gpus.items()]
-    return {"gpus": listed, "rows_per_s": total, "cores": cores, **parts}
+        log(f"{part}: {found['processes']} processes ({told})")
+        return found
+
+    return {
+        "gpus": [{"gpu": gpu, "capability": capability, "instances": count} for gpu, (capability, count) in gpus.items()],
+        "rows_per_s": total,
+        "cores": cores,
+        "preprocess": of_part("preprocess"),
+        "postprocess": of_part("postprocess"),
+    }
 
 
-def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable[[Any], Any], Sequence[Any]]]:
+def python_work(root: Path, spec: Spec) -> dict[Part, tuple[Callable[[Any], object], Sequence[Row | np.ndarray]]]:
     """Returns the functions of `preprocess` and `postprocess` for one row, and the golden rows to time them with.
 
     Raises:
@@ -378,24 +390,26 @@ def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable
     }
 
 
-def _loaded(file: Path) -> Any:
+def _loaded(file: Path) -> ModuleType:
     """Returns the module in a file of the repository."""
-    found: Any = importlib.util.spec_from_file_location(f"{file.stem}_of_repository", file)
+    found = importlib.util.spec_from_file_location(f"{file.stem}_of_repository", file)
+    assert found is not None, f"{file} is a file of Python"
+    assert found.loader is not None, f"{file} is a file of Python"
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     found.loader.exec_module(module)
     return module
 
 
-def publish(root: Path, spec: Mapping[str, Any], plans: Mapping[str, Any], serve: Mapping[str, Any]) -> None:
+def publish(root: Path, spec: Spec, plans: Mapping[str, Record], serve: Served) -> None:
     """Moves the plans into the version folder of the model, writes the record and, last, the configurations."""
     names, models = spec["models"], root / MODELS
     version = models / names["plan"] / "1"
     version.mkdir(parents=True, exist_ok=True)
     for plan in sorted((root / STAGING).glob("*.plan")):
         plan.replace(version / plan.name)
-    added = {part: cpu_instances(serve[part]["processes"]) for part in ("preprocess", "postprocess")}
-    recorded = all(entry.get("graphs", {"used": False})["used"] for entry in plans.values())  # one configuration for all machines
+    added = {"preprocess": cpu_instances(serve["preprocess"]["processes"]), "postprocess": cpu_instances(serve["postprocess"]["processes"])}
+    recorded = all("graphs" in entry and entry["graphs"]["used"] for entry in plans.values())  # one configuration for all machines
     added["plan"] = file_names({key: value["file"] for key, value in plans.items()}) + cuda_graphs(spec["graph_sizes"] if recorded else [])
     texts = {part: (root / f"{part}.pbtxt").read_text(encoding="utf-8") + text for part, text in added.items()}
     files = {f"{MODELS}/{names['plan']}/1/{entry['file']}": entry["sha256"] for entry in plans.values()}
@@ -408,36 +422,35 @@ def publish(root: Path, spec: Mapping[str, Any], plans: Mapping[str, Any], serve
         temporary.replace(models / names[part] / CONFIG)
 
 
-def earlier(root: Path, spec: Mapping[str, Any], version: str) -> dict[str, Any]:
+def earlier(root: Path, spec: Spec, version: str) -> dict[str, Record]:
     """Returns the records of earlier plans that are still valid: same graph, settings and TensorRT version, existing file."""
     folder = root / MODELS / spec["models"]["plan"] / "1"
-    same = {"onnx_sha256": spec["onnx_sha256"], "settings": spec["settings"], "tensorrt": version}
+    same = spec["onnx_sha256"], spec["settings"], version
     return {
         capability: entry
         for capability, entry in read_record(root)["plans"].items()
-        if same.items() <= {key: entry[key] for key in same}.items() and (folder / entry["file"]).exists()
+        if (entry["onnx_sha256"], entry["settings"], entry["tensorrt"]) == same and (folder / entry["file"]).exists()
     }
 
 
-def read_record(root: Path) -> dict[str, Any]:
+def read_record(root: Path) -> Published:
     """Returns the record of what was published; without plans before."""
     path = root / RECORD
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"plans": {}}
+    record: Published = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"plans": {}}
     return record
 
 
-def check_graphs(root: Path, spec: Mapping[str, Any]) -> None:
+def check_graphs(root: Path, spec: Spec) -> None:
     """Checks that the graphs and their external weights have not changed since the repository was written.
 
     Raises:
         Refused: One has changed.
     """
-    for name in ("onnx", "fused", "rival"):
-        if spec[name] is None:
-            continue
-        digest, expected = graph_digest(root / spec[name]), spec[f"{name}_sha256"]
+    graphs = ((spec["onnx"], spec["onnx_sha256"]), (spec["fused"], spec["fused_sha256"]), (spec["rival"], spec["rival_sha256"]))
+    for file, expected in graphs:
+        digest = None if file is None else graph_digest(root / file)
         if digest != expected:
-            raise Refused(f"{spec[name]} has changed since this repository was written: sha256 {digest}, {expected} expected")
+            raise Refused(f"{file} has changed since this repository was written: sha256 {digest}, {expected} expected")
 
 
 if __name__ == "__main__":

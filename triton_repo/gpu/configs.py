@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -69,7 +68,7 @@ class Serving:
         return sorted({*powers, *self.measured_sizes}) if self.cuda_graphs else []
 
 
-def configurations(names: Names, preprocessor: Preprocessor, inputs: Tensors, serving: Serving, pairs: bool) -> dict[str, Any]:
+def configurations(names: Names, preprocessor: Preprocessor, inputs: Tensors, serving: Serving, pairs: bool) -> dict[str, pb.ModelConfig]:
     """Returns the `ModelConfig` of `ensemble`, `preprocess`, `plan` and `postprocess`.
 
     Args:
@@ -107,7 +106,7 @@ def warm_up_file(bucket: int, name: str) -> str:
     return f"{bucket or 'image'}.{name}"
 
 
-def _model(name: str, inputs: Tensors, outputs: Tensors, max_batch_size: int) -> Any:
+def _model(name: str, inputs: Tensors, outputs: Tensors, max_batch_size: int) -> pb.ModelConfig:
     config = pb.ModelConfig(name=name, max_batch_size=max_batch_size)
     for value, (kind, dims) in inputs.items():
         config.input.add(name=value, data_type=kind, dims=dims)
@@ -116,7 +115,7 @@ def _model(name: str, inputs: Tensors, outputs: Tensors, max_batch_size: int) ->
     return config
 
 
-def _plan(name: str, inputs: Tensors, outputs: Tensors, buckets: Sequence[int], serving: Serving) -> Any:
+def _plan(name: str, inputs: Tensors, outputs: Tensors, buckets: Sequence[int], serving: Serving) -> pb.ModelConfig:
     """Instances on the GPUs that serve, with all profiles; no default file, so that a GPU without a plan is an error."""
     config = _model(name, inputs, outputs, serving.max_batch_size)
     config.platform = "tensorrt_plan"

@@ -19,10 +19,11 @@ Left out: AOTInductor packages for Triton's PyTorch backend, which is beta there
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from foundation.artifacts.exported import Build, Engine
+from foundation.artifacts.triton import TritonModel
 from foundation.standalone import long_text, preprocess, response, windows
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import ModelSettings, Scheduling
@@ -38,14 +39,14 @@ NOT_RUN = "written, not run: it is served in NVIDIA's container, where there is 
 def write_kernel_repository(
     out: Path,
     exported: Path,
-    build: Mapping[str, Any],
-    entry: Mapping[str, Any],
+    build: Build,
+    entry: Engine,
     *,
     pairs: bool,
     batch_sizes: tuple[int, ...],
     max_batch_size: int,
     scheduling: Scheduling,
-) -> dict[str, Any]:
+) -> TritonModel:
     """Writes the repository; returns its entry of triton.json.
 
     Args:
@@ -58,7 +59,7 @@ def write_kernel_repository(
         max_batch_size: Most rows of merged requests; passes are recorded for it, too.
         scheduling: How requests come to the model; its processes are those on each GPU.
     """
-    name, folder = f"{build['variant']}-{build['precision']}", exported / build["folder"]
+    name, folder = f"{build.variant}-{build.precision}", exported / build.folder
     preprocessor = Preprocessor.load(folder)
     rows = dict(warm_up_rows(preprocessor, pairs))
     settings = ModelSettings(
@@ -67,19 +68,19 @@ def write_kernel_repository(
         pairs=pairs,
         width=len(preprocessor.labels),
         response=preprocessor.response,
-        engine=entry["engine"],
+        engine=entry.engine,
         max_batch_size=max_batch_size,
         batch_sizes=tuple(sorted({1, max_batch_size, *(size for size in batch_sizes if size <= max_batch_size)})),
-        mode=entry["mode"],
-        properties={"float_precision": entry["float_precision"], "lengths": " ".join(map(str, preprocessor.buckets))},
+        mode=entry.mode,
+        properties={"float_precision": str(entry.float_precision), "lengths": " ".join(map(str, preprocessor.buckets))},
         warm_up=tuple(rows),
         scheduling=scheduling,
     )
     version = write_model(out, settings, preprocessor, "KIND_GPU", files(ROOT), rows)
-    shutil.copyfile(exported / entry["file"], version / PLAN)
+    shutil.copyfile(exported / str(entry.file), version / PLAN)
     (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES), encoding="utf-8")
-    told = {"model": name, "variant": build["variant"], "precision": build["precision"]}
-    return told | {key: entry[key] for key in ("engine", "mode", "float_precision")}
+    about = {"model": name, "variant": build.variant, "precision": build.precision}
+    return TritonModel(**about, engine=entry.engine, mode=entry.mode, float_precision=entry.float_precision)
 
 
 def files(root: Path) -> Iterator[tuple[Path, str]]:

@@ -17,7 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,47 @@ WARM_UP = 10
 MIN_FOR_P99 = 200
 RATE_SECONDS = 1.0
 MASK = "attention_mask"
+T = TypeVar("T")
+
+
+class Shapes(TypedDict):
+    """What a repository is timed at: a part of `gpu.json`."""
+
+    inputs: list[str]
+    dims: dict[str, tuple[str, list[int]]]
+    buckets: list[int]
+    batch_sizes: list[int]
+
+
+class Quantiles(TypedDict):
+    """Quantiles of the samples of a plan."""
+
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float | None
+    """None below `MIN_FOR_P99` samples."""
+    n: int
+
+
+class Timed(TypedDict):
+    """The latency of plans at one shape."""
+
+    batch: int
+    sequence: int | None
+    """None for images."""
+    plan: Quantiles
+    rival: Quantiles | None
+    launched: Quantiles | None
+    """The plan kernel by kernel; None where it runs so anyway."""
+    speedup: float | None
+    """p50 of the rival / p50 of the plan; None without a rival."""
+
+
+class Ready(Protocol):
+    """A plan on a GPU."""
+
+    def ready(self, features: Mapping[str, np.ndarray], *, graph: bool = False) -> Callable[[], None]:
+        """Returns a function that runs a batch once and waits for it."""
 
 
 def features_of(
@@ -76,50 +117,59 @@ def in_turns(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float] 
     return samples
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
-    """Returns `p50_ms`, `p90_ms`, `p99_ms` (None below `MIN_FOR_P99` samples) and `n`."""
+def quantiles(seconds: Sequence[float]) -> Quantiles:
+    """Returns the quantiles of samples."""
     p50, p90, p99 = (round(1000 * float(value), 5) for value in np.percentile(seconds, (50, 90, 99)))
     return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99 if len(seconds) >= MIN_FOR_P99 else None, "n": len(seconds)}
 
 
 def latencies(
-    plans: Mapping[str, Any],
+    plans: Mapping[str, Ready],
     golden: Mapping[str, np.ndarray],
-    spec: Mapping[str, Any],
+    spec: Shapes,
     graphs: Collection[str] = (),
     clock: Callable[[], float] = time.perf_counter,
-) -> list[dict[str, Any]]:
+) -> list[Timed]:
     """Times plans on every shape of the repository, largest first, so that no buffer grows between the turns of one shape.
 
     Args:
-        plans: `plan` and, where there is one, `rival`: `Plan` each, on the same GPU.
+        plans: `plan` and, where there is one, `rival`, on the same GPU.
         golden: The golden arrays.
-        spec: `inputs`, `dims`, `buckets`, `batch_sizes`.
+        spec: The shapes.
         graphs: Names of the plans that run as CUDA graphs.
         clock: Seconds.
 
     Returns:
-        For each shape `batch`, `sequence` (None for images), the `quantiles` of each plan by its name; `launched`, the quantiles of the
-        plan kernel by kernel, None where it runs so anyway; and `speedup`: p50 of the rival / p50 of the plan, None without a rival.
+        The latency at each shape.
     """
-    rows = []
+    rows: list[Timed] = []
     for bucket in sorted(spec["buckets"] or [0], reverse=True):
         for batch in sorted(spec["batch_sizes"], reverse=True):
             features = features_of(golden, spec["inputs"], bucket, batch, spec["dims"])
             found = {name: quantiles(seconds) for name, seconds in in_turns(_ready(plans, features, graphs), clock).items()}
-            speedup = round(found["rival"]["p50_ms"] / found["plan"]["p50_ms"], 4) if "rival" in found else None
-            rows.append({"batch": batch, "sequence": bucket or None, "rival": None, "launched": None, **found, "speedup": speedup})
+            plan, rival = found["plan"], found.get("rival")
+            speedup = None if rival is None else round(rival["p50_ms"] / plan["p50_ms"], 4)
+            rows.append(
+                {
+                    "batch": batch,
+                    "sequence": bucket or None,
+                    "rival": rival,
+                    "launched": found.get("launched"),
+                    "plan": plan,
+                    "speedup": speedup,
+                }
+            )
     return rows[::-1]
 
 
-def _ready(plans: Mapping[str, Any], features: Mapping[str, np.ndarray], graphs: Collection[str]) -> dict[str, Callable[[], None]]:
+def _ready(plans: Mapping[str, Ready], features: Mapping[str, np.ndarray], graphs: Collection[str]) -> dict[str, Callable[[], None]]:
     """Puts the rows of all plans on the GPU before the first turn: their buffers have grown then."""
     launched = [plan.ready(features) for plan in plans.values()]
     found = {name: plan.ready(features, graph=name in graphs) for name, plan in plans.items()}
     return {**found, **({"launched": launched[list(plans).index("plan")]} if "plan" in graphs else {})}
 
 
-def plan_rate(rows: Sequence[Mapping[str, Any]], golden: Mapping[str, np.ndarray]) -> float:
+def plan_rate(rows: Sequence[Timed], golden: Mapping[str, np.ndarray]) -> float:
     """Returns the rows per second of a plan on one GPU, at the largest batch, with buckets as frequent as in the golden rows.
 
     Args:
@@ -132,7 +182,7 @@ def plan_rate(rows: Sequence[Mapping[str, Any]], golden: Mapping[str, np.ndarray
     return float(sum(counts.values()) / sum(counts[bucket] * seconds[bucket] for bucket in seconds))
 
 
-def rate(work: Callable[[Any], Any], rows: Sequence[Any], clock: Callable[[], float] = time.perf_counter) -> float:
+def rate(work: Callable[[T], object], rows: Sequence[T], clock: Callable[[], float] = time.perf_counter) -> float:
     """Returns how many rows per second `work` does, one at a time, over and over for `RATE_SECONDS`, the first pass apart."""
     for row in rows:
         work(row)

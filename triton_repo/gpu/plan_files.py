@@ -12,12 +12,184 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:  # where this file is copied to, types are not read
+    from triton_repo.gpu.measure_plans import Timed
 
 SPEC, GOLDEN, ROWS, RECORD, MODELS, CONFIG = "gpu.json", "golden.npz", "rows.json", "plans.json", "models", "config.pbtxt"
 TIMING_CACHE = "timing-cache-"
 SCHEMA = 2
 _CHUNK = 1 << 24
+Row = str | tuple[str, str] | bytes
+"""A text, a pair of texts, or an encoded image."""
+
+
+class BuilderSettings(TypedDict):
+    """Settings of the builder; their meaning is that of `triton_repo.gpu.settings.Gpu`."""
+
+    workspace_bytes: int | None
+    optimization_level: int | None
+    hardware_compatibility: str
+    timing_cache: bool
+    refit: bool
+
+
+class Group(TypedDict):
+    """GPUs that serve."""
+
+    gpus: list[int]
+    instances: int
+    """Instances of the plan on each."""
+
+
+class Processes(TypedDict):
+    """Processes of the two Python models; None: as many as the plans need."""
+
+    preprocess: int | None
+    postprocess: int | None
+
+
+class Spec(TypedDict):
+    """The contents of `gpu.json`."""
+
+    schema: int
+    ensemble: str
+    models: dict[str, str]
+    """Names of the models `preprocess`, `plan` and `postprocess`."""
+    task: str
+    onnx: str
+    fused: str | None
+    """The graph with attention as nodes."""
+    rival: str | None
+    """The graph that the plan is timed against."""
+    onnx_sha256: str
+    fused_sha256: str | None
+    rival_sha256: str | None
+    rival_precision: str | None
+    rival_reason: str | None
+    """Why there is no rival."""
+    inputs: list[str]
+    dims: dict[str, tuple[str, list[int]]]
+    """Type and shape of a row, by input; -1 is the sequence."""
+    buckets: list[int]
+    """Empty for images."""
+    max_batch_size: int
+    batch_sizes: list[int]
+    """Batch sizes that are timed."""
+    graph_sizes: list[int]
+    """Batch sizes that are recorded as CUDA graphs."""
+    int8_gemms: list[str]
+    """GEMM nodes with Q/DQ on both inputs."""
+    gemms: dict[str, int]
+    """MACs of each weight GEMM by node; empty: not known."""
+    attentions: list[str]
+    """The last product of each attention."""
+    float_precision: str
+    instances: int
+    groups: list[Group] | None
+    settings: BuilderSettings
+    processes: Processes
+    unit: float
+    """Unit of differences of logits."""
+
+
+Figures = dict[str, int | float | bool]
+"""How two sets of logits differ, as `tolerance.judge` says."""
+Part = Literal["preprocess", "postprocess"]
+
+
+class Parity(TypedDict):
+    """How the logits of a plan differ from the golden logits."""
+
+    batches: Figures
+    single: Figures
+    """The same of rows one by one."""
+    passed: bool
+
+
+class Attentions(TypedDict):
+    """How many attentions of a plan are fused."""
+
+    fused: int
+    of: int
+    reason: str | None
+    """Why they need not be; None where all of them have to."""
+
+
+class Graphs(TypedDict):
+    """Whether a plan runs as CUDA graphs."""
+
+    used: bool
+    reason: str | None
+
+
+class Rival(TypedDict):
+    """What a plan was timed against."""
+
+    precision: str | None
+    sha256: str | None
+    onnx_sha256: str | None
+    graphs: bool
+    reason: str | None
+
+
+class Record(TypedDict):
+    """A plan that passed."""
+
+    file: str
+    sha256: str
+    onnx_sha256: str
+    tensorrt: str
+    settings: BuilderSettings
+    seconds: float
+    size_bytes: int
+    float_precision: str
+    """What its float part runs in."""
+    parity: Parity
+    attention: Attentions
+    int8_gemms: int
+    """Quantized GEMMs that run in int8."""
+    precisions: dict[str, str]
+    """Precision of each GEMM."""
+    int8_share: float | None
+    graphs: Graphs
+    latency: list[Timed]
+    rows_per_s: float
+    rival: Rival
+
+
+class Process(TypedDict):
+    """Processes of a Python model."""
+
+    processes: int
+    rows_per_s: float | None
+    """Rows per second of one; None where the number is given."""
+
+
+class ServingGpu(TypedDict):
+    """A GPU that serves."""
+
+    gpu: int
+    capability: str
+    instances: int
+
+
+class Served(TypedDict):
+    """What serves."""
+
+    gpus: list[ServingGpu]
+    rows_per_s: float
+    """Of all plans."""
+    cores: int
+    preprocess: Process
+    postprocess: Process
+
+
+class Published(TypedDict):
+    """The contents of `plans.json`."""
+
+    plans: dict[str, Record]
 
 
 def graph_digest(onnx: Path) -> str:
@@ -31,14 +203,14 @@ def graph_digest(onnx: Path) -> str:
     return digest.hexdigest()
 
 
-def rows_text(rows: Sequence[Any]) -> str:
+def rows_text(rows: Sequence[object]) -> str:
     """Returns the contents of `rows.json`: texts, pairs of texts, or images (bytes) in base64."""
     kind = "image" if isinstance(rows[0], bytes) else "pair" if isinstance(rows[0], tuple) else "text"
-    given = [base64.b64encode(row).decode("ascii") for row in rows] if kind == "image" else list(rows)
+    given = [base64.b64encode(row).decode("ascii") if isinstance(row, bytes) else row for row in rows]
     return json.dumps({"kind": kind, "rows": given}) + "\n"
 
 
-def read_rows(file: Path) -> list[Any]:
+def read_rows(file: Path) -> list[Row]:
     """Returns the rows of `rows.json`."""
     document = json.loads(file.read_text(encoding="utf-8"))
     if document["kind"] == "image":

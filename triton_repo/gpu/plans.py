@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -38,6 +38,7 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.standalone import cuda_driver, long_text, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -45,7 +46,7 @@ from triton_repo.config import to_text
 from triton_repo.gpu import measure_plans, plan_files
 from triton_repo.gpu.configs import Names, Serving, configurations, warm_up_file
 from triton_repo.gpu.measure_plans import features_of
-from triton_repo.gpu.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, graph_digest, rows_text
+from triton_repo.gpu.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, Group, Spec, graph_digest, rows_text
 from triton_repo.gpu.settings import Gpu
 from triton_repo.layout import beside
 
@@ -93,9 +94,18 @@ class Plans:
     """MACs of each weight GEMM by node, for the share of int8; empty: not known."""
 
 
-def write_gpu_repository(
-    out: Path, plans: Plans, preprocessor: Preprocessor, golden: Golden, *, name: str, serving: Serving
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Written:
+    """A repository that was written."""
+
+    models: tuple[str, ...]
+    """Names of its models, sorted."""
+    layout: str = "ensemble"
+    reason: str = "the plans are built on the machine that serves"
+    """Why it was not measured."""
+
+
+def write_gpu_repository(out: Path, plans: Plans, preprocessor: Preprocessor, golden: Golden, *, name: str, serving: Serving) -> Written:
     """Writes the repository.
 
     Args:
@@ -107,7 +117,7 @@ def write_gpu_repository(
         serving: How the models are served.
 
     Returns:
-        Figures for the manifest: `layout`, `models`, `ready` (always false here) and its `reason`.
+        What was written.
 
     Raises:
         ValueError: The inputs of graph and preprocessor differ.
@@ -131,19 +141,14 @@ def write_gpu_repository(
     untyped: dict[str, Any] = dict(arrays)
     np.savez(out / GOLDEN, **untyped)
     (out / ROWS).write_text(rows_text(golden.rows), encoding="utf-8")
-    spec = _spec(out, names, plans, preprocessor, inputs, serving) | {"unit": golden.unit}
+    spec = _spec(out, names, plans, preprocessor, inputs, serving, golden.unit)
     (out / SPEC).write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
     _write_warm_up(models / names.parts["plan"] / "warmup", arrays, spec)
     for module in _COPIED:
         shutil.copyfile(str(module.__file__), out / Path(str(module.__file__)).name)
     shutil.copyfile(Path(__file__).with_name("build_plans.py"), out / "build_plans.py")
     (out / "README.md").write_text(readme(names.ensemble), encoding="utf-8")
-    return {
-        "layout": "ensemble",
-        "models": sorted([name, *names.parts.values()]),
-        "ready": False,
-        "reason": "the plans are built on the machine that serves",
-    }
+    return Written(tuple(sorted([name, *names.parts.values()])))
 
 
 def check_inputs(onnx_file: Graph, preprocessor: Preprocessor) -> dict[str, tuple[int, list[int]]]:
@@ -178,7 +183,7 @@ def takes_pairs(rows: Sequence[Row]) -> bool:
     return isinstance(rows[0], tuple)
 
 
-def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArray[np.float32]) -> dict[str, Array]:
     """Returns the preprocessed `<bucket>.<input>` and the `<bucket>.logits` of each bucket (0 for images).
 
     A bucket that no row falls into gets `PADDED` rows of smaller ones, so that its profile is checked too; where all rows are longer it is
@@ -187,7 +192,7 @@ def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArr
     groups, arrays = preprocessor.groups(rows), {}
     for bucket in preprocessor.buckets or (0,):
         smaller = [member for other in sorted(groups) if other < bucket for member in groups[other]]
-        members = groups.get(bucket) or smaller[-PADDED:]
+        members = groups.get(bucket, smaller[-PADDED:])
         features = preprocessor.encode([rows[index] for index in members], bucket) if members else {}
         for name in preprocessor.input_names:
             arrays[f"{bucket}.{name}"] = features.get(name, np.zeros((0, bucket), np.int64))
@@ -225,13 +230,13 @@ def readme(name: str) -> str:
     return files("triton_repo.gpu").joinpath(README).read_text(encoding="utf-8").replace("@NAME@", name)
 
 
-def _write_model(folder: Path, config: Any) -> None:
+def _write_model(folder: Path, config: pb.ModelConfig) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
     (folder / "1" / ".keep").touch()  # Triton needs the version folder of an ensemble, and copying tools drop empty folders
 
 
-def _write_warm_up(folder: Path, arrays: dict[str, NDArray[Any]], spec: dict[str, Any]) -> None:
+def _write_warm_up(folder: Path, arrays: Mapping[str, Array], spec: Spec) -> None:
     """Writes a row of each bucket as raw bytes, as Triton reads them."""
     folder.mkdir(parents=True)
     for bucket in spec["buckets"] or [0]:
@@ -261,21 +266,25 @@ def _spec(
     preprocessor: Preprocessor,
     inputs: dict[str, tuple[int, list[int]]],
     serving: Serving,
-) -> dict[str, Any]:
-    graphs = {"onnx": ONNX, "fused": FUSED, "rival": RIVAL}
-    found = {key: file if (out / file).exists() else None for key, file in graphs.items()}
+    unit: float,
+) -> Spec:
+    fused, rival = (file if (out / file).exists() else None for file in (FUSED, RIVAL))
     gpu = plans.gpu
     return {
         "schema": SCHEMA,
         "ensemble": names.ensemble,
         "models": names.parts,
         "task": preprocessor.task,
-        **found,
-        **{f"{key}_sha256": None if file is None else graph_digest(out / file) for key, file in found.items()},
+        "onnx": ONNX,
+        "fused": fused,
+        "rival": rival,
+        "onnx_sha256": graph_digest(out / ONNX),
+        "fused_sha256": None if fused is None else graph_digest(out / fused),
+        "rival_sha256": None if rival is None else graph_digest(out / rival),
         "rival_precision": plans.rival.precision,
         "rival_reason": plans.rival.reason,
         "inputs": list(inputs),
-        "dims": {name: [_NUMPY[kind], shape] for name, (kind, shape) in inputs.items()},
+        "dims": {name: (_NUMPY[kind], shape) for name, (kind, shape) in inputs.items()},
         "buckets": list(preprocessor.buckets),
         "max_batch_size": serving.max_batch_size,
         "batch_sizes": serving.measured_sizes,
@@ -285,10 +294,14 @@ def _spec(
         "attentions": attentions(Graph(out / ONNX)),
         "float_precision": float_precision(Graph(out / ONNX)),
         "instances": serving.instances,
-        "groups": None if serving.groups is None else [group.model_dump() for group in serving.groups],
+        "groups": None if serving.groups is None else [Group(gpus=list(one.gpus), instances=one.instances) for one in serving.groups],
         "settings": {
             "workspace_bytes": None if gpu.workspace_mb is None else gpu.workspace_mb * 10**6,
-            **{key: getattr(gpu, key) for key in ("optimization_level", "hardware_compatibility", "timing_cache", "refit")},
+            "optimization_level": gpu.optimization_level,
+            "hardware_compatibility": gpu.hardware_compatibility,
+            "timing_cache": gpu.timing_cache,
+            "refit": gpu.refit,
         },
         "processes": {"preprocess": gpu.preprocess_processes, "postprocess": gpu.postprocess_processes},
+        "unit": unit,
     }

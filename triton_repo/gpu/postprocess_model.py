@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,11 +20,11 @@ class TritonPythonModel:
         """Loads the label names."""
         self.preprocessor = Preprocessor.load(Path(__file__).parent)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Returns for each request the answers to its rows."""
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         logits = pb_utils.get_input_tensor_by_name(request, "logits").as_numpy()
         answers = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answers.items() if name != LOGITS])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,18 +28,18 @@ class TritonPythonModel:
         self.preprocessor = prepared = Preprocessor.load(Path(__file__).parent)
         self.long_texts = None if prepared.tokenizer is None else LongTexts(prepared.tokenizer, prepared.max_length, prepared.prompt)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Returns for each request the input arrays of its rows, or an error."""
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         try:
             features = self.preprocessor.encode(self._rows(request))
         except (BadRow, UnicodeDecodeError) as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in features.items()])
 
-    def _rows(self, request: Any) -> list[Any]:
+    def _rows(self, request: pb_utils.InferenceRequest) -> list[str | tuple[str, ...] | bytes]:
         """Returns text, pairs of text, or encoded images; each input is an array of bytes [n, 1]."""
         columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
         if self.preprocessor.modality == "image":
@@ -48,10 +47,11 @@ class TritonPythonModel:
         texts = [[value.decode("utf-8") for value in column] for column in columns]
         return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
 
-    def _shortened(self, row: int, text: Any) -> Any:
+    def _shortened(self, row: int, text: str | tuple[str, ...]) -> str | tuple[str, ...]:
         """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
         assert self.long_texts is not None, "a model of texts has a tokenizer"
         try:
-            return self.long_texts.shortened(text)
+            shortened: str | tuple[str, ...] = self.long_texts.shortened(text)
+            return shortened
         except ValueError as error:
             raise BadRow(f"row {row}: {error}") from error

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypedDict
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,6 +33,9 @@ from foundation.standalone.windows import Window
 from triton_repo.client import parts_of, tensors
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
 from triton_repo.load.generator import Failure, Kind
+
+if TYPE_CHECKING:
+    from tritonclient.http import InferInput, InferResult
 
 Protocol = Literal["grpc", "http"]
 MEASURED = {
@@ -49,6 +52,20 @@ _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 _REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "503", "429")
 _TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "504", "408")
 _ERRORS = (InferenceServerException, aiohttp.ClientError, OSError, ValueError)  # the last: an answer over HTTP that is not of the protocol
+
+
+class Tensor(TypedDict):
+    """An input of a model, as a server describes it."""
+
+    name: str
+    datatype: str
+    shape: list[int | str]
+
+
+class Metadata(TypedDict, total=False):
+    """A model, as a server describes it."""
+
+    inputs: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,7 @@ class Prepared:
     """An encoded request."""
 
     model: str
-    content: Any
+    content: bytes | list[InferInput]
     """gRPC: the serialized `ModelInferRequest`. HTTP: the input tensors, [k, 1] each."""
     answer: bytes | None = None
     """Digest of the first answer; None until there is one."""
@@ -208,7 +225,7 @@ class Connection:
             raise InferenceServerException(error.details(), str(error.code())) from error
 
     @property
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, float | bool]:
         return self._limit | ({"as_json": True} if self._limit else {})
 
     async def _check_alive(self) -> None:
@@ -247,7 +264,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     return made.digest()
 
 
-def _contents(result: Any) -> Iterator[bytes]:
+def _contents(result: InferResult) -> Iterator[bytes]:
     """Yields name, shape and values of each output of an HTTP answer."""
     for output in result.get_response().get("outputs", []):
         values = result.as_numpy(output["name"])
@@ -269,7 +286,7 @@ def check_rows(rows: Sequence[Row], model: Model) -> None:
         raise InputError(f"--model {model.name}", f"reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
 
 
-def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
+def _inputs(name: str, metadata: Metadata) -> tuple[str, ...]:
     """Returns the inputs of a model that can be measured."""
     given = {str(one["name"]): (one["datatype"], [int(axis) for axis in one["shape"]]) for one in metadata.get("inputs", [])}
     for inputs in MEASURED:

@@ -10,8 +10,8 @@ server that drops 2 % of them has no p99.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from triton_repo.client import MIN_FOR_P99
 from triton_repo.load.generator import ERRORS, Samples
 from triton_repo.load.settings import Load
 
-QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 MOST_CPU = 0.8
 """Share of a core above which the generator may limit the rate: its event loop has one thread."""
 LATE_MS, LATE_SHARE = 1.0, 0.1
@@ -47,26 +46,86 @@ COLUMNS = {
 Array = NDArray[np.float64]
 
 
-def figures(samples: Samples, load: Load, changed: int = 0) -> dict[str, Any]:
+class Quantiles(TypedDict):
+    """Quantiles in milliseconds; None where there are too few samples, or where a quantile is infinite."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    max: float | None
+
+
+class Errors(Quantiles):
+    """Requests that ended with one kind of error, and how long they took."""
+
+    n: int
+    first: NotRequired[str]
+    """The first message."""
+
+
+class Figures(TypedDict):
+    """The figures of a load."""
+
+    loop: Literal["open", "closed"]
+    rate: float | None
+    """Requests per second that were asked for."""
+    concurrency: int | None
+    rows: int
+    """Rows of a request."""
+    seconds: float
+    timeout_s: float
+    outstanding: int
+    seed: int
+    n: int
+    """Requests that were due."""
+    answered: int
+    shed: int
+    changed: int
+    """Answers that differed from the first one to the same request."""
+    latency_ms: Quantiles
+    latency_of_all_ms: Quantiles
+    errors: dict[str, Errors]
+    """By kind."""
+    sent_per_s: float
+    throughput_per_s: float
+    rows_per_s: float
+    lag_ms: Quantiles
+    cpu_share: float
+    """Of one core."""
+    warnings: list[str]
+
+
+class RowBytes(TypedDict):
+    """UTF-8, image or sound bytes of a row."""
+
+    p50: int
+    p90: int
+    max: int
+
+
+class Measured(Figures):
+    """The figures of a load, and what was sent."""
+
+    model: str
+    prepared: int
+    """Different requests that were sent in turn."""
+    row_bytes: RowBytes
+
+
+def figures(samples: Samples, load: Load, changed: int = 0) -> Figures:
     """Returns the figures of a load, in JSON types.
 
     Args:
         samples: What happened to each request.
         load: The load.
         changed: Answers that differed from the first one to the same request.
-
-    Returns:
-        `loop` (open, closed), `rate` (requests per second, asked), `concurrency`, `rows` (of a request), `seconds`, `timeout_s`,
-        `outstanding`, `seed`; `n` (requests that were due), `answered`, `shed`, `changed`; `latency_ms` and `latency_of_all_ms` (p50, p90,
-        p99, max); `errors` (for each kind `n`, its own latencies, and its `first` message); `sent_per_s`, `throughput_per_s`, `rows_per_s`;
-        `lag_ms` (p50, p90, p99, max), `cpu_share` (of one core), `warnings`.
     """
     kinds = np.array(samples.kinds, dtype=object)
     due, ended = np.array(samples.due, np.float64), np.array(samples.ended, np.float64)
     latency_ms, answered, shed = 1e3 * (ended - due), kinds == "answered", kinds == "shed"
     spent = float(ended[~shed].max(initial=load.seconds))
     throughput = float(answered.sum() / spent)
-    found: dict[str, Any] = {
+    found: Figures = {
         "loop": "closed" if load.rate is None else "open",
         "rate": load.rate,
         "concurrency": load.concurrency,
@@ -81,20 +140,22 @@ def figures(samples: Samples, load: Load, changed: int = 0) -> dict[str, Any]:
         "changed": changed,
         "latency_ms": _quantiles(latency_ms[answered]),
         "latency_of_all_ms": _quantiles(np.where(answered, latency_ms, np.inf)),
-        "errors": {kind: {"n": int((kinds == kind).sum()), **_quantiles(latency_ms[kinds == kind])} for kind in ERRORS},
+        "errors": {kind: _errors(latency_ms[kinds == kind]) for kind in ERRORS},
         "sent_per_s": round(float((~shed).sum() / (spent if load.rate is None else load.seconds)), 3),
         "throughput_per_s": round(throughput, 3),
         "rows_per_s": round(throughput * load.rows, 3),
         "lag_ms": _quantiles(1e3 * np.array(samples.lag)),
         "cpu_share": round(samples.cpu_seconds / samples.wall_seconds, 4) if samples.wall_seconds else 0.0,
+        "warnings": [],
     }
     for kind, message in samples.first.items():
         if kind in ERRORS:
             found["errors"][kind]["first"] = message
-    return {**found, "warnings": list(warnings(found))}
+    found["warnings"] = list(warnings(found))
+    return found
 
 
-def warnings(figures: Mapping[str, Any]) -> Iterator[str]:
+def warnings(figures: Figures) -> Iterator[str]:
     """Yields a line for everything that a reader of the latencies must know."""
     if figures["cpu_share"] > MOST_CPU:
         yield f"the generator used {figures['cpu_share']:.2f} of a core: it was the limit itself, or close to it; use a lower rate"
@@ -131,14 +192,14 @@ def header() -> str:
     return _row(list(COLUMNS))
 
 
-def line(figures: Mapping[str, Any]) -> str:
+def line(figures: Figures) -> str:
     """Returns the line of a load."""
     closed, errors = figures["rate"] is None, figures["errors"]
     return _row(
         (
             f"concurrency {figures['concurrency']}" if closed else f"rate {figures['rate']:g}",
             None if closed else f"{figures['rate']:.1f}",
-            *(f"{figures[key]:.1f}" for key in ("sent_per_s", "throughput_per_s", "rows_per_s")),
+            *(f"{rate:.1f}" for rate in (figures["sent_per_s"], figures["throughput_per_s"], figures["rows_per_s"])),
             *(None if value is None else f"{value:.2f}" for value in figures["latency_ms"].values()),
             *(str(errors[kind]["n"]) for kind in ERRORS),
             str(figures["shed"]),
@@ -153,12 +214,17 @@ def _row(cells: Sequence[str | None]) -> str:
     return f"{first[0]:<{first[1]}}" + "".join(f"{text:>{width}}" for text, width in others)
 
 
-def _quantiles(samples_ms: Array) -> dict[str, float | None]:
-    """Returns the quantiles of samples; None where there are too few, or where a quantile is infinite."""
-    found: dict[str, float | None] = {}
-    for name, percent in QUANTILES.items():
-        least = MIN_FOR_P99 if name == "p99" else 1
-        method: Literal["linear", "higher"] = "linear" if np.isfinite(samples_ms).all() else "higher"  # no line leads to infinity
+def _errors(latency_ms: Array) -> Errors:
+    found = _quantiles(latency_ms)
+    return {"n": len(latency_ms), "p50": found["p50"], "p90": found["p90"], "p99": found["p99"], "max": found["max"]}
+
+
+def _quantiles(samples_ms: Array) -> Quantiles:
+    """Returns the quantiles of samples."""
+    method: Literal["linear", "higher"] = "linear" if np.isfinite(samples_ms).all() else "higher"  # no line leads to infinity
+
+    def at(percent: int, least: int = 1) -> float | None:
         value = float(np.percentile(samples_ms, percent, method=method)) if len(samples_ms) >= least else np.inf
-        found[name] = round(value, 4) if np.isfinite(value) else None
-    return found
+        return round(value, 4) if np.isfinite(value) else None
+
+    return {"p50": at(50), "p90": at(90), "p99": at(99, MIN_FOR_P99), "max": at(100)}

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from foundation.machine.process import environment, spawn
 from foundation.measure.engine_process import write_rows
 from foundation.standalone.preprocess import Row
 from triton_repo.load.connection import Address, Model, check_rows
+from triton_repo.load.figures import Measured
+from triton_repo.load.process import Described, Job
 from triton_repo.load.settings import Load
 
 
@@ -35,7 +37,7 @@ def examine(address: Address, model: str | None = None) -> Model:
     Raises:
         InputError: The server cannot be reached, there is no such model, or its inputs differ from our models'.
     """
-    found = _ask({"server": address.place, "protocol": address.protocol, "model": model})
+    found: Described = _ask({"server": address.place, "protocol": address.protocol, "model": model})
     return Model(found["model"], tuple(found["inputs"]))
 
 
@@ -44,8 +46,8 @@ def load_test(
     model: Model,
     rows: Sequence[Row],
     loads: Sequence[Load],
-    on_result: Callable[[Mapping[str, Any]], None] = lambda found: None,
-) -> list[dict[str, Any]]:
+    on_result: Callable[[Measured], None] = lambda found: None,
+) -> list[Measured]:
     """Sends each load to a server, one after the other.
 
     Args:
@@ -56,26 +58,25 @@ def load_test(
         on_result: Called with the figures of each load as it ends.
 
     Returns:
-        For each load its figures (`triton_repo.load.figures.figures`), `prepared` (different requests that were sent in turn) and
-        `row_bytes` (p50, p90 and max of the UTF-8, image or sound bytes of a row).
+        The figures of each load.
 
     Raises:
         InputError: The rows do not fit the model, or the server does not answer a first request.
         GeneratorError: The generator died.
     """
     check_rows(rows, model)
-    results = []
+    results: list[Measured] = []
     with tempfile.TemporaryDirectory(prefix="compress-load-") as folder:
         file = Path(folder, "rows.safetensors")
         write_rows(file, rows)
         for load in loads:
-            job = {"server": address.place, "protocol": address.protocol, "model": model.name, "rows": str(file), "load": asdict(load)}
-            results.append(_ask(job))
+            where = Job(server=address.place, protocol=address.protocol, model=model.name)
+            results.append(_ask({**where, "rows": str(file), "load": asdict(load)}))
             on_result(results[-1])
     return results
 
 
-def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+def _ask(job: Job) -> Any:
     """Runs the process of the generator and returns its answer."""
     command = [sys.executable, "-m", "triton_repo.load.process", json.dumps(job)]
     variables = {**environment(), "GRPC_VERBOSITY": "NONE"}
@@ -88,7 +89,7 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
     if process.returncode:
         last = errors.decode("utf-8", "replace").strip().splitlines()
         raise GeneratorError(f"the load generator exited with status {process.returncode}{f': {last[-1][:300]}' if last else ''}")
-    answer: dict[str, Any] = json.loads(output)
+    answer = json.loads(output)
     if "problems" in answer:
         raise InputError.of(Problem(**problem) for problem in answer["problems"])
     return answer

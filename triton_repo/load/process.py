@@ -19,10 +19,10 @@ import json
 import select
 import selectors
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -31,14 +31,33 @@ from foundation.measure.engine_process import read_rows
 from foundation.standalone.preprocess import Row
 from triton_repo.client import parts_of
 from triton_repo.load.arrivals import poisson
-from triton_repo.load.connection import Address, Connection, Model, check_rows
-from triton_repo.load.figures import figures
+from triton_repo.load.connection import Address, Connection, Model, Protocol, check_rows
+from triton_repo.load.figures import Measured, figures
 from triton_repo.load.generator import Failure, Samples, closed_loop, open_loop
 from triton_repo.load.settings import Load
 
 WARM_UP_SECONDS = 0.5
 MOST_PREPARED_BYTES = 2**28
 """Bytes of rows that are encoded beforehand; of larger data a random part is sent."""
+
+
+class Job(TypedDict):
+    """What the process is to do."""
+
+    server: str
+    protocol: Protocol
+    model: str | None
+    rows: NotRequired[str]
+    """File of the rows to send."""
+    load: NotRequired[dict[str, Any]]
+    """Fields of the `Load`; absent: the model is described."""
+
+
+class Described(TypedDict):
+    """A model."""
+
+    model: str
+    inputs: list[str]
 
 
 class PreciseSelector(selectors.EpollSelector):
@@ -67,7 +86,7 @@ def drawn(count: int, sizes: Sequence[int], load: Load) -> list[list[int]]:
     return [[int(row) for row in request] for request in rounds.reshape(needed, load.rows)]
 
 
-async def run(job: dict[str, Any]) -> dict[str, Any]:
+async def run(job: Job) -> Described | Measured:
     """Does a job; returns its answer.
 
     Raises:
@@ -76,8 +95,8 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     address = Address(job["protocol"], job["server"])
     async with Connection(address) as asking:
         model = await asking.model(job["model"])
-    if job.get("load") is None:
-        return {"model": model.name, "inputs": model.inputs}
+    if "load" not in job:
+        return {"model": model.name, "inputs": [*model.inputs]}
     load, rows = Load(**job["load"]), read_rows(Path(job["rows"]))
     check_rows(rows, model)
     sizes = [_size(row) for row in rows]
@@ -85,8 +104,12 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     async with Connection(address, load.timeout_s, most) as connection:
         samples, prepared = await measured(connection, model, load, rows, sizes)
     p50, p90, largest = (int(np.percentile(sizes, percent, method="higher")) for percent in (50, 90, 100))
-    about = {"model": model.name, "prepared": prepared, "row_bytes": {"p50": p50, "p90": p90, "max": largest}}
-    return {**about, **figures(samples, load, connection.changed)}
+    return {
+        "model": model.name,
+        "prepared": prepared,
+        "row_bytes": {"p50": p50, "p90": p90, "max": largest},
+        **figures(samples, load, connection.changed),
+    }
 
 
 async def measured(connection: Connection, model: Model, load: Load, rows: Sequence[Row], sizes: Sequence[int]) -> tuple[Samples, int]:
@@ -123,11 +146,11 @@ def _size(row: Row) -> int:
     return sum(len(text.encode("utf-8")) if isinstance(text, str) else len(text) for text in texts)
 
 
-def main(job: dict[str, Any]) -> None:
+def main(job: Job) -> None:
     """Does a job and prints its answer, or the problems with it."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner:
         try:
-            answer = runner.run(run(job))
+            answer: Mapping[str, object] = runner.run(run(job))
         except InputError as error:
             answer = {"problems": [asdict(problem) for problem in error.problems]}
     print(json.dumps(answer, allow_nan=False), flush=True)

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from foundation.artifacts import triton as documents
 from foundation.measure.closeness import interval
 from triton_repo.tuning.halving import Rated
 
@@ -56,20 +58,21 @@ class Confirmation(Generic[P]):
         return interval(self._differences)[0] > 0
 
     @property
-    def _differences(self) -> Any:
+    def _differences(self) -> NDArray[np.float64]:
         own, new = np.array(self.own_rates), np.array(self.rates)
         both = own + new
-        return np.divide(2 * (new - own), both, out=np.zeros_like(both), where=both > 0)
+        differences: NDArray[np.float64] = np.divide(2 * (new - own), both, out=np.zeros_like(both), where=both > 0)
+        return differences
 
-    def as_document(self) -> dict[str, Any]:
-        """Returns the turns as JSON types, without the point."""
-        return {
-            "repeats": len(self.rates),
-            "rows_per_s": list(self.rates),
-            "own_rows_per_s": list(self.own_rates),
-            "ratio": self.ratio._asdict(),
-            "taken": self.taken,
-        }
+    def as_document(self) -> documents.Confirmation:
+        """Returns the turns for triton.json, without the point."""
+        return documents.Confirmation(
+            repeats=len(self.rates),
+            rows_per_s=self.rates,
+            own_rows_per_s=self.own_rates,
+            ratio=documents.Bounds(**self.ratio._asdict()),
+            taken=self.taken,
+        )
 
 
 def _ratio(difference: float) -> float | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from triton_repo.load.figures import Figures
 
 SATURATED = 0.95
 """Share of the largest rate from which on a load counts as saturating."""
 GAIN = 1.02
 """A load that answers less than this times as many rows as the one before is the last: more requests only wait longer."""
-Ask = Callable[[int], Mapping[str, Any]]
-"""Measures the server with so many requests under way; returns `triton_repo.load.figures.figures`."""
+Ask = Callable[[int], Figures]
+"""Measures the server with so many requests under way."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class Loaded:
         return 0.0 if self.best is None else self.best.rows_per_s
 
 
-def level_of(figures: Mapping[str, Any]) -> Level:
+def level_of(figures: Figures) -> Level:
     """Returns one load from its figures."""
     latency = figures["latency_ms"]
     tail = latency["max"] if latency["p99"] is None else latency["p99"]
     errors = sum(about["n"] for about in figures["errors"].values())
+    assert figures["concurrency"] is not None, "levels are loads of so many requests"
     return Level(figures["concurrency"], figures["rows_per_s"], latency["p50"], tail, errors)
 
 

@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from foundation.artifacts import triton as documents
 from foundation.core.errors import InputError
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Row
 from triton_repo.load.connection import Address
+from triton_repo.load.figures import Figures
 from triton_repo.load.load import examine, load_test
 from triton_repo.load.settings import Load
 from triton_repo.tuning.confirmation import Confirmation, confirm
@@ -46,27 +47,27 @@ class Tuned:
     confirmation: Confirmation[Point] | None
     """The winner of the search next to the settings of the recipe; None where these won it."""
 
-    def as_document(self) -> dict[str, Any]:
-        """Returns it as JSON types, for triton.json."""
-        return {
-            "best": asdict(self.best),
-            "limit_p99_ms": self.limit_ms,
-            "confirmation": None
-            if self.confirmation is None
-            else {"proposed": asdict(self.confirmation.proposed), **self.confirmation.as_document()},
-            "trials": [
-                {
+    def as_document(self, model: str) -> documents.Tuned:
+        """Returns the entry of a model in triton.json."""
+        found = self.confirmation
+        return documents.Tuned(
+            model=model,
+            best=documents.Settings(**asdict(self.best)),
+            limit_p99_ms=self.limit_ms,
+            confirmation=None if found is None else found.as_document().with_(proposed=documents.Settings(**asdict(found.proposed))),
+            trials=tuple(
+                documents.Trial(
                     **asdict(trial.point),
-                    "own": trial.point == self.own,
-                    "rows_per_s": trial.measured.rate,
-                    "p99_ms": None if trial.measured.best is None else trial.measured.best.p99_ms,
-                    "concurrency": None if trial.measured.best is None else trial.measured.best.concurrency,
-                    "rounds": trial.round + 1,
-                    "loads": [asdict(level) for level in trial.measured.levels],
-                }
+                    own=trial.point == self.own,
+                    rows_per_s=trial.measured.rate,
+                    p99_ms=None if trial.measured.best is None else trial.measured.best.p99_ms,
+                    concurrency=None if trial.measured.best is None else trial.measured.best.concurrency,
+                    rounds=trial.round + 1,
+                    loads=tuple(asdict(level) for level in trial.measured.levels),
+                )
                 for trial in self.trials
-            ],
-        }
+            ),
+        )
 
 
 def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Callable[[Point, Path], None]) -> Tuned:
@@ -164,7 +165,7 @@ def measured(write: Callable[[Point, Path], None], model: str, rows: Sequence[Ro
                 address = Address("grpc", server.grpc_address)
                 served = examine(address, model)
 
-                def ask(concurrency: int) -> dict[str, Any]:
+                def ask(concurrency: int) -> Figures:
                     (figures,) = load_test(address, served, rows, [Load(concurrency=concurrency, rows=tune.rows, seconds=seconds)])
                     return figures
 

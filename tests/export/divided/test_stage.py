@@ -20,7 +20,9 @@ from tests.plain_reports import contents
 
 def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
-    found = Export(tensor_parallel=2)._divided(context, tmp_path)
+    variant = Export(tensor_parallel=2)._divided(context, tmp_path)
+    assert variant is not None
+    found = variant.written()
     assert {key: found[key] for key in ("variant", "ranks", "folder", "equal", "disagreements", "max_abs")} == {
         "variant": "quantize", "ranks": 2, "folder": "quantize-tensor-parallel-2", "equal": True, "disagreements": 0, "max_abs": 0.0
     }  # fmt: skip

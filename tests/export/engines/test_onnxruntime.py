@@ -38,7 +38,7 @@ def test_it_answers_what_torch_answers(count: int, float_build: Path, prepared: 
 
 def test_float_needs_no_second_file(float_build: Path, int8_build: Path) -> None:
     (entry,) = onnxruntime.build(request(float_build, "fp32"))
-    assert entry["file"] == f"{float_build.name}/model.onnx"
+    assert entry.file == f"{float_build.name}/model.onnx"
     assert not (float_build / "model_uint8.onnx").exists()
     assert (int8_build / "model_uint8.onnx").exists()
 

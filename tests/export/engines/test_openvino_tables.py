@@ -108,10 +108,10 @@ def test_what_runs_in_bf16_has_files_of_its_own(float_build: Path, int8_build: P
         out = tmp_path / precision
         out.mkdir()
         entries = list(build(request(folder, out, precision, half_part=precision == "int8")))
-        assert [Path(entry["file"]).name for entry in entries] == names
-        assert entries[-1]["float_precision"] == "bf16"
+        assert [Path(str(entry.file)).name for entry in entries] == names
+        assert entries[-1].float_precision == "bf16"
         halved = [out / HALVED, (out / HALVED).with_suffix(".bin")]
-        assert entries[-1]["size_bytes"] == sum(file.stat().st_size for file in halved)
+        assert entries[-1].size_bytes == sum(file.stat().st_size for file in halved)
         assert halved[1].stat().st_size < (folder / "openvino.bin").stat().st_size
         answers = []
         for path in (folder / "openvino.xml", halved[0]):

@@ -5,11 +5,12 @@ import pytest
 
 from export.engines.registry import open_engine
 from export.engines.spec import EngineSpec, compiled_batch_sizes, spec_of, torch_spec
+from foundation.artifacts.exported import Build, Engine
 from foundation.core.target import Target
 from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 
-BUILD = {"precision": "int8", "float_precision": "fp32", "folder": "quantize-int8"}
+BUILD = Build(precision="int8", float_precision="fp32", folder="quantize-int8")
 
 
 def test_a_spec_survives_its_journey_as_json() -> None:
@@ -22,7 +23,7 @@ def test_a_spec_survives_its_journey_as_json() -> None:
     ("engine", "device", "expected"), [("openvino", "cuda", "cpu"), ("onnxruntime", "cuda", "cuda"), ("onnxruntime", "cpu", "cpu")]
 )
 def test_spec_of_an_entry_of_export_json(engine: str, device: str, expected: str, tmp_path: Path) -> None:
-    entry = {"engine": engine, "mode": "static", "file": "quantize-int8/model"}
+    entry = Engine(engine=engine, mode="static", file="quantize-int8/model")
     spec = spec_of(tmp_path, BUILD, entry, Target(device=device, threads=3))
     assert (spec.path, spec.folder) == (str(tmp_path / "quantize-int8/model"), str(tmp_path / "quantize-int8"))
     assert (spec.engine, spec.mode, spec.precision, spec.float_precision, spec.device, spec.threads) == (

@@ -50,7 +50,9 @@ def proofs(graphs, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     settings = {"buckets": BUCKETS, "max_batch_size": LARGEST, "log": lines.append}
     entries = {
-        precision: tensorrt.build_plans(path, out, precision=precision, capabilities=PROVED[precision], **settings)
+        precision: [
+            entry.written() for entry in tensorrt.build_plans(path, out, precision=precision, capabilities=PROVED[precision], **settings)
+        ]
         for precision, path in (("fp32", floating), ("int8", quantized))
     }
     return entries, lines, out
@@ -162,9 +164,9 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
     monkeypatch.setattr(tensorrt, "installed", lambda module: False)
     lines = []
     (entry,) = tensorrt.build_plans(graphs[0], tmp_path, precision="fp32", buckets=BUCKETS, max_batch_size=2, log=lines.append)
-    assert entry["runnable"] is False
-    assert "pip install 'compress-transformers[tensorrt]'" in entry["reason"]
-    assert lines == [entry["reason"]]
+    assert entry.runnable is False
+    assert "pip install 'compress-transformers[tensorrt]'" in entry.reason
+    assert lines == [entry.reason]
 
 
 def test_a_folder_of_type_stubs_is_no_library(tmp_path, monkeypatch):
@@ -336,7 +338,7 @@ def test_a_crash_of_the_gate_falls_back_to_separate_products(monkeypatch, tmp_pa
     }
     monkeypatch.setattr(tensorrt, "run_child", lambda job: answers[job["onnx"]])
     found = tensorrt._either({"onnx": "plain", "fused": "fused", "ends": ["a/pv"], "left": {}})
-    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed", "required": 0, "groups": []}
+    assert found["attention"].written() == {"fused": 0, "of": 1, "reason": "crashed", "required": 0, "groups": []}
     assert tensorrt._either({"onnx": "fused", "fused": None, "ends": [], "left": {}}) == {"error": "crashed"}
 
 
@@ -345,8 +347,8 @@ def test_attentions_that_are_no_nodes_have_their_reasons(monkeypatch):
     monkeypatch.setattr(tensorrt, "run_child", lambda job: built)
     left = {"a/pv": "its masks are too large for halves"}
     found = tensorrt._either({"onnx": "plain", "fused": None, "ends": ["a/pv", "b/pv"], "left": left})["attention"]
-    assert found["reason"] == "1 of 2: no node: its masks are too large for halves"
-    assert [group["nodes"] for group in found["groups"]] == [["a/pv"]]
+    assert found.reason == "1 of 2: no node: its masks are too large for halves"
+    assert [group.nodes for group in found.groups] == [("a/pv",)]
 
 
 def test_the_shapes_of_a_profile_are_bound_before_the_inspector_is_asked(built):

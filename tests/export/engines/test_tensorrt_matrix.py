@@ -72,7 +72,7 @@ def proved(kind: str, precision: str, capability: str, folder: Path) -> dict[str
     buckets = () if kind == "vit" else BUCKETS
     settings = {"precision": "int8" if precision.startswith("int8") else precision, "buckets": buckets, "max_batch_size": LARGEST}
     (entry,) = tensorrt.build_plans(source, folder, capabilities=(capability,), half=half, log=lambda line: None, **settings)
-    return entry
+    return entry.written()
 
 
 @pytest.mark.parametrize(("kind", "precision", "capability"), EVERY)
@@ -120,11 +120,11 @@ def test_attention_in_float32_has_no_fused_kernel_and_the_build_falls_back(folde
     settings = {"precision": "fp32", "buckets": BUCKETS, "max_batch_size": LARGEST, "capabilities": ("89",)}
     half = HalfGraph("fp16", plain, fused, {}, 0, 0, {})
     (entry,) = tensorrt.build_plans(plain, folder, half=half, log=lambda line: None, **settings)
-    attention = entry["attention"]
-    assert (attention["fused"], attention["of"]) == (0, 2)
-    assert all(group["reason"] for group in attention["groups"])
-    assert "not supported by a dedicated kernel" in attention["reason"]
-    assert entry["reason"] == tensorrt.PROVED
+    attention = entry.attention
+    assert (attention.fused, attention.of) == (0, 2)
+    assert all(group.reason for group in attention.groups)
+    assert "not supported by a dedicated kernel" in attention.reason
+    assert entry.reason == tensorrt.PROVED
 
 
 def in_float32(path: Path) -> Path:

@@ -46,11 +46,11 @@ def request(build: Path, checkpoint: Path, lines: list[str]) -> BuildRequest:
 def plan(int8_build: Path) -> EngineSpec:
     lines: list[str] = []
     (entry,) = torch_kernels.build(request(int8_build, sentiment.quantized(), lines))
-    assert (entry["mode"], entry["file"], entry["runnable"], lines) == (MODE, f"{int8_build.name}/{FILE}", True, [])
-    assert 0.5 < entry["integer_weights"] < 1
-    assert 0 < entry["size_bytes"] == (int8_build / FILE).stat().st_size
+    assert (entry.mode, entry.file, entry.runnable, lines) == (MODE, f"{int8_build.name}/{FILE}", True, [])
+    assert 0.5 < entry.integer_weights < 1  # type: ignore[operator]
+    assert 0 < entry.size_bytes == (int8_build / FILE).stat().st_size
     both = torch_kernels.build(replace(request(int8_build, sentiment.quantized(), lines), fp16_float_part=True))
-    assert [entry["float_precision"] for entry in both] == ["fp32", "fp16"]
+    assert [entry.float_precision for entry in both] == ["fp32", "fp16"]
     return EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(int8_build / FILE), str(int8_build), (1, 4))
 
 
@@ -111,7 +111,7 @@ def test_a_model_of_other_layers_is_an_entry_that_says_so(int8_build: Path, monk
     monkeypatch.setattr("export.fused.parts.plan_of", refuse)
     lines: list[str] = []
     (entry,) = torch_kernels.build(request(int8_build, sentiment.quantized(), lines))
-    assert (entry["runnable"], entry["reason"], entry["file"]) == (False, "model: its layers are others", None)
+    assert (entry.runnable, entry.reason, entry.file) == (False, "model: its layers are others", None)
     assert lines == ["torch_kernels: model: its layers are others"]
 
 
@@ -170,7 +170,7 @@ def test_a_head_in_int8_passes_the_gate_too(interpreted: Callable[..., Any], tmp
     prepared.save(build)
     insert_qdq(Graph(export_float(Checkpoint(checkpoint), prepared, tmp_path / "float.onnx")), Checkpoint(checkpoint), build / "model.onnx")
     (entry,) = torch_kernels.build(request(build, checkpoint, []))
-    spec = EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(tmp_path / entry["file"]), str(build), (1, 4))
+    spec = EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(tmp_path / str(entry.file)), str(build), (1, 4))
     gemms = quantized_gemms(Graph(build / "model.onnx"))
     assert [bool(gemm.bias.any()) for gemm in gemms] == [False] * 12 + [True] * 2
     names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))

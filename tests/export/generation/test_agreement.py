@@ -125,7 +125,7 @@ def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path
     out.mkdir()
     agreement = Agreement(given, SETTINGS.model_copy(update={"kv_cache": "int8"}))
     build = Build("quantize", Checkpoint(checkpoint("gpt2", "w8a8")), "int8", "baseline")
-    engines = Exporter(build, given, out, "bf16", {}, agreement).run()["engines"]
+    engines = Exporter(build, given, out, "bf16", {}, agreement).run().written()["engines"]
     kept = [path for entry in engines for path in (entry["generation"]["file"], entry["generation"]["float_cache"]["predictions"])]
     assert len(kept) == len(set(kept)) == 2 * len(engines)
     assert {entry["float_precision"] for entry in engines} == ({"bf16", "fp32"} if computes_bf16(given) else {"fp32"})

@@ -227,9 +227,9 @@ def test_products_run_in_int8_and_are_counted(family: str, name: str, mode: str)
     layers = {gemm.name: gemm.macs for gemm in gemms if gemm.kind == "weight"}
     inside = sum(macs for layer, macs in layers.items() if "layer" in layer)
     attention = sum(gemm.macs for gemm in products)
-    assert found["int8_share"] == pytest.approx(inside / sum(layers.values()))
-    assert found["int8_share_all"] == pytest.approx((inside + attention) / (sum(layers.values()) + attention))
-    assert found["int8_share_all"] > found["int8_share"]
+    assert found.int8_share == pytest.approx(inside / sum(layers.values()))
+    assert found.int8_share_all == pytest.approx((inside + attention) / (sum(layers.values()) + attention))
+    assert found.int8_share_all > found.int8_share
 
 
 @pytest.mark.parametrize(("name", "mode"), ENGINES)

@@ -107,11 +107,11 @@ def replace_engines(target: Target, engines: tuple[Any, ...]) -> Target:
 
 def told(engine: Any, scheme: str) -> dict[str, Any]:
     gemms = count_macs(Graph(graphs(scheme) / "model.onnx"), 2, 16)
-    return share(gemms, engine.precisions([gemm.node for gemm in gemms], 2, 16))
+    return share(gemms, engine.precisions([gemm.node for gemm in gemms], 2, 16)).written()
 
 
 def test_dynamic_int8_multiplies_the_integers_of_torch_in_onnxruntime(tmp_path: Path) -> None:
-    entry = exporter("w8a8-dynamic", tmp_path, "onnxruntime").run()
+    entry = exporter("w8a8-dynamic", tmp_path, "onnxruntime").run().written()
     (engine,) = entry["engines"]
     assert (entry["precision"], engine["runnable"]) == ("int8-dynamic", True)
     assert engine["file"].endswith("model_dynamic.onnx")
@@ -149,8 +149,8 @@ def test_what_an_engine_cannot_take_has_a_reason_in_one_line(tmp_path: Path) -> 
     made = exporter("fp8", tmp_path, "openvino", "onnxruntime")
     for name in ("openvino", "onnxruntime"):
         (engine,) = made._build(name, tmp_path / "model.onnx")  # type: ignore[arg-type]
-        assert (engine["runnable"], engine["file"], engine["size_bytes"]) == (False, None, 0)
-        assert "has no FP8 products" in engine["reason"]
+        assert (engine.runnable, engine.file, engine.size_bytes) == (False, None, 0)
+        assert "has no FP8 products" in str(engine.reason)
     assert engine_module("tensorrt").refusal("int8-dynamic", tmp_path) == NO_DYNAMIC
     assert engine_module("torch").refusal("fp8", tmp_path) is None
     assert engine_module("tensorrt").refusal("fp8", tmp_path) is None
@@ -166,7 +166,7 @@ def test_tensorrt_has_no_int8_weights_with_float_activations_and_says_so() -> No
 
 
 def test_parity_holds_for_int8_weights_multiplied_in_float(tmp_path: Path) -> None:
-    entry = exporter("w8a16", tmp_path, "openvino", "onnxruntime").run()
+    entry = exporter("w8a16", tmp_path, "openvino", "onnxruntime").run().written()
     assert entry["precision"] == "w8a16"
     assert all(engine["runnable"] for engine in entry["engines"])
     for engine in entry["engines"]:
@@ -175,7 +175,7 @@ def test_parity_holds_for_int8_weights_multiplied_in_float(tmp_path: Path) -> No
 
 
 def test_parity_holds_for_weights_with_zero_points(tmp_path: Path) -> None:
-    entry = exporter("w4a16, zero points", tmp_path, "openvino", "onnxruntime", "tensorrt").run()
+    entry = exporter("w4a16, zero points", tmp_path, "openvino", "onnxruntime", "tensorrt").run().written()
     assert entry["precision"] == "w4a16"
     assert {(engine["engine"], engine["runnable"]) for engine in entry["engines"]} == {
         ("openvino", True),

@@ -180,5 +180,5 @@ def test_types_that_the_inspector_does_not_tell_are_read_off_the_kernel(tensor, 
     layers = inspected_layers(json.dumps({"Layers": [layer]}))
     assert gemm_precisions(layers, ["g"]) == expected
     told = tensorrt.share([Gemm("g", "weight", 10, "g")], gemm_precisions(layers, ["g"]))
-    assert told["int8_share"] == ({"int8": 1.0, "fp16": 0.0}[expected["g"]] if expected else None)
-    assert (told["int8_share_reason"] is None) == bool(expected)
+    assert told.int8_share == ({"int8": 1.0, "fp16": 0.0}[expected["g"]] if expected else None)
+    assert (told.int8_share_reason is None) == bool(expected)

@@ -15,6 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from compress.recipe import check as checked
 from compress.run.prepare import _engine_job
+from foundation.artifacts.exported import Build, Engine, Generation
+from foundation.artifacts.figures import Percentiles
+from foundation.artifacts.triton import Load
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.errors import InputError
 from foundation.core.target import Target
@@ -47,13 +50,13 @@ class Told:
     warn = log
 
 
-class Engine:
+class Alone:
     """Gives every token a second after the one before."""
 
     def __init__(self, job: Any) -> None:
         self.job, self.asked = job, []  # type: ignore[var-annotated]
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Alone:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,8 +74,8 @@ def model(tmp_path: Path) -> layout.Served:
     random = np.random.default_rng(0)
     recorded = {"prompts": random.integers(3, 99, (PROMPTS, 9)), "tokens": random.integers(3, 99, (PROMPTS, TOKENS))}
     save_file({name: values.astype(np.int32) for name, values in recorded.items()}, tmp_path / "answers.safetensors")
-    entry: dict[str, Any] = {"engine": "openvino_genai", "mode": "paged", "float_precision": "fp32", "file": "model.xml"}
-    entry["generation"] = {"file": "answers.safetensors"}
+    generation = Generation(file="answers.safetensors")
+    entry = Engine(engine="openvino_genai", mode="paged", float_precision="fp32", file="model.xml", generation=generation)
     return layout.Served("llama-fp32", "llama", "fp32", tmp_path, entry, tmp_path)
 
 
@@ -90,10 +93,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
         asked.append((len(prompts), tokens, at_once))
         return check.recorded(model)[1]
 
-    def load(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, count: int, **limits: Any) -> dict[str, Any]:
+    def load(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, count: int, **limits: Any) -> Load:
         assert limits["request_seconds"] == SECONDS
         asked.append((len(prompts), tokens, count))
-        return {"concurrency": count, "first_token_ms": {"p50": 1.0}, "tokens_per_s": 0.75 * count}
+        return Load(concurrency=count, first_token_ms=Percentiles(p50=1.0), tokens_per_s=0.75 * count)
 
     class Server:
         grpc_address = "nowhere"
@@ -115,7 +118,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
     monkeypatch.setattr(client, "load", load)
     monkeypatch.setattr(server, "TritonServer", Server)
     monkeypatch.setattr(environment, "check", lambda: None)
-    monkeypatch.setattr(check, "EngineProcess", Engine)
+    monkeypatch.setattr(check, "EngineProcess", Alone)
     return asked
 
 
@@ -123,16 +126,17 @@ def context(folder: Path, **given: Any) -> Context:
     return Context("text-generation", None, 16, Target(), 0, Told(), folder, **given)  # type: ignore[arg-type]
 
 
-def job(root: Path, build: Any, engine: Any, proposals: bool) -> Any:
-    return build["precision"], engine["mode"], proposals
+def job(root: Path, build: Build, engine: Engine, proposals: bool) -> Any:
+    return build.precision, engine.mode, proposals
 
 
 def test_every_prompt_is_compared_and_every_load_stands_beside_the_engine(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
     given = context(tmp_path, engine_job=job)
     found = check.measure(model, settings(), tmp_path, given, [1, 4, 8])
     assert asked == [(PROMPTS, TOKENS, at_once) for at_once in (8, 1, 4, 8)]
-    assert found["tokens"]["identical"] == found["tokens"]["prompts"] == PROMPTS
-    assert [(row["concurrency"], row["engine_tokens_per_s"], row["engine_share"]) for row in found["latency"]] == [
+    assert found.tokens is not None
+    assert found.tokens.identical == found.tokens.prompts == PROMPTS
+    assert [(row.concurrency, row.engine_tokens_per_s, row.engine_share) for row in found.latency] == [
         (1, 1.0, 0.75),
         (4, 4.0, 0.75),
         (8, 8.0, 0.75),
@@ -159,29 +163,30 @@ def test_prompts_of_several_lengths_are_asked_too(
     monkeypatch.setattr(client, "greedy", greedy)
     found = check.measure(model, settings(), tmp_path, context(tmp_path), [4])
     assert groups == [([9] * PROMPTS, TOKENS, 8), ([9, 300, 4], 4, 8)]
-    assert found["tokens"]["prompts"] == found["tokens"]["identical"] == PROMPTS
+    assert found.tokens is not None
+    assert found.tokens.prompts == found.tokens.identical == PROMPTS
     wrong = 1
     with pytest.raises(check.ServedWrong, match="in 3 of 3 answers; first prompt 0, token 0"):
         check.measure(model, settings(), tmp_path, context(tmp_path), [4])
 
 
 def test_outside_a_run_no_engine_stands_beside(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
-    [row] = check.measure(model, settings(), tmp_path, context(tmp_path), [4])["latency"]
-    assert (row["tokens_per_s"], row["engine_tokens_per_s"], row["engine_share"]) == (3.0, None, None)
+    [row] = check.measure(model, settings(), tmp_path, context(tmp_path), [4]).latency
+    assert (row.tokens_per_s, row.engine_tokens_per_s, row.engine_share) == (3.0, None, None)
 
 
 def test_no_more_is_asked_at_once_than_the_model_takes(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
     given = context(tmp_path)
     found = check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [1, 3, 4, 8])
     assert [at_once for _, _, at_once in asked] == [3, 1, 3]
-    assert [row["concurrency"] for row in found["latency"]] == [1, 3]
+    assert [row.concurrency for row in found.latency] == [1, 3]
     expected = "llama-fp32: not timed at 8 answers at once, since it takes 3 requests; raise triton_repo.max_waiting"
     assert given.progress.lines[0] == expected  # type: ignore[attr-defined]
-    assert check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [4])["latency"] == []
+    assert check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [4]).latency == ()
 
 
 def test_the_engine_alone_answers_the_same_prompts_in_turn(model: layout.Served) -> None:
-    engine, prompts = Engine(None), check.recorded(model)[0]
+    engine, prompts = Alone(None), check.recorded(model)[0]
     assert check.engine_rate(engine, prompts, TOKENS, 8) == 8.0  # type: ignore[arg-type]
     warm_up, *turns = engine.asked
     assert (len(warm_up[0]), warm_up[1].max_tokens) == (8, 4)
@@ -335,17 +340,17 @@ def test_a_server_of_an_engine_that_rounds_may_differ_as_often_as_the_engine_fro
         answers[:count, 4:] += 1  # one token, and all that follow it
         return answers
 
-    assert check.compare("m", expected, turned(0))["disagreements"] == 0
+    assert check.compare("m", expected, turned(0)).disagreements == 0
     with pytest.raises(check.ServedWrong, match="first prompt 0, token 4"):
         check.compare("m", expected, turned(20))
-    assert check.compare("m", expected, turned(20), lambda: turned(20))["passed"]
+    assert check.compare("m", expected, turned(20), lambda: turned(20)).passed
     with pytest.raises(check.ServedWrong, match="asked one prompt at a time, the engine itself differs in 19"):
         check.compare("m", expected, turned(20), lambda: turned(19))
     check.compare("m", expected, turned(0), lambda: pytest.fail("the engine need not be asked"))
 
 
 def test_the_engine_is_asked_one_prompt_at_a_time() -> None:
-    engine = Engine(None)
+    engine = Alone(None)
     prompts, expected = [np.array([4, 5], np.int32), np.array([6], np.int32)], np.zeros((2, 3), np.int32)
     assert check._one_by_one(engine, prompts, expected).tolist() == [[0, 1, 2], [0, 1, 2]]
     assert [asked for asked, _ in engine.asked] == [[[4, 5]], [[6]]]

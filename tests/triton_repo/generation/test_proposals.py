@@ -37,7 +37,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [model] = layout.served_models(exported, served_on("cpu", generates=True))
     write_language_repository(root / "nothing", [model], batch_sizes=(RUNNING,))
     write_language_repository(root / "draft", [model], batch_sizes=(RUNNING,), proposals=True)
-    model.engine["speculation"].update(file=None, draft=None, properties={}, tokens=3)  # type: ignore[attr-defined]
+    model.engine.speculation.update(file=None, draft=None, properties={}, tokens=3)  # type: ignore[union-attr]
     write_language_repository(root / "text", [model], batch_sizes=(RUNNING,), proposals=True)
     return {name: root / name for name in ("nothing", "draft", "text")}
 

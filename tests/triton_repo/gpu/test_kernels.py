@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from foundation.artifacts.exported import Build, Engine
+from foundation.artifacts.triton import TritonModel
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
@@ -22,8 +23,8 @@ from triton_repo.own_modules import ROOT, modules
 
 pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
 NAME, LENGTH = "quantize-int8", 12
-BUILD = {"variant": "quantize", "precision": "int8", "folder": NAME}
-ENTRY = {"engine": "torch_kernels", "mode": "packed", "float_precision": "fp32", "file": f"{NAME}/plan"}
+BUILD = Build(variant="quantize", precision="int8", folder=NAME)
+ENTRY = Engine(engine="torch_kernels", mode="packed", float_precision="fp32", file=f"{NAME}/plan")
 
 
 def prepared(folder: Path) -> Preprocessor:
@@ -33,7 +34,7 @@ def prepared(folder: Path) -> Preprocessor:
     return preprocessor
 
 
-def write(tmp_path: Path, pairs: bool = False) -> dict[str, Any]:
+def write(tmp_path: Path, pairs: bool = False) -> TritonModel:
     return write_kernel_repository(
         tmp_path / "repository", tmp_path, BUILD, ENTRY, pairs=pairs, batch_sizes=(2, 64), max_batch_size=4, scheduling=Scheduling(3, 700)
     )
@@ -42,8 +43,7 @@ def write(tmp_path: Path, pairs: bool = False) -> dict[str, Any]:
 def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     prepared(tmp_path / NAME)
     (tmp_path / NAME / "plan").write_bytes(b"a plan")
-    told = write(tmp_path)
-    assert told == {
+    assert write(tmp_path).written() == {
         "model": NAME,
         "variant": "quantize",
         "precision": "int8",

@@ -48,7 +48,7 @@ def test_settings_that_are_never_within_the_limit_are_replaced_by_others_that_ar
     never, always = (0.0,) * 6, (80.0, 90.0, 85.0, 88.0, 84.0, 86.0)
     found = Confirmation("new", never, always)
     assert (found.taken, found.ratio) == (True, (None, None, None))
-    assert found.as_document()["ratio"] == {"value": None, "low": None, "high": None}
+    assert found.as_document().ratio.written() == {"value": None, "low": None, "high": None}
     assert Confirmation("new", always, never).ratio == (0, 0, 0)
     assert not Confirmation("new", always, never).taken
     assert not Confirmation("new", never, never).taken

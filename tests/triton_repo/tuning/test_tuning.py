@@ -28,7 +28,8 @@ def test_the_best_settings_within_the_p99_of_the_recipe_are_found() -> None:
     found = search(Tune(), points(Tune(), OWN, 4), server)
     assert found.limit_ms == NOISE * 10.0
     assert found.best == Point(2, 2, 32, 0)
-    document = found.as_document()
+    document = found.as_document("m").written()
+    assert document["model"] == "m"
     assert document["best"] == {"instances": 2, "threads": 2, "max_batch_size": 32, "max_queue_delay_us": 0}
     assert len(document["trials"]) == len(points(Tune(), OWN, 4))
     assert document["trials"][0]["rows_per_s"] == 182.0

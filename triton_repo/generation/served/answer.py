@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from .pieces import Pieces
 from .request import FAILED, Request
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
+Outputs = Mapping[str, str | int | list[int]]
+"""The outputs of a response, by name."""
 
 
 class Client(Protocol):
@@ -34,7 +36,7 @@ class Client(Protocol):
     def gone(self) -> bool:
         """Whether nobody waits for the answer any more."""
 
-    def send(self, outputs: dict[str, Any], *, last: bool) -> None:
+    def send(self, outputs: Outputs, *, last: bool) -> None:
         """Sends a response. Whatever fails, the client has then gone: one answer must not hold up the others."""
 
     def refuse(self, line: str, code: str) -> None:
@@ -120,7 +122,7 @@ class Answer:
             raise ValueError("the search came to no answer; the logits of the model may be no numbers")
         self.ended = True
         for index, (ids, reason) in enumerate(results):
-            outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}
+            outputs: Outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}
             self.client.send(outputs, last=index == len(results) - 1)
 
     def _read(self) -> None:
@@ -129,10 +131,10 @@ class Answer:
             self._text.append(self._pieces.add(self._unread))
             self._unread = []
 
-    def _last(self, reason: str, count: int) -> dict[str, Any]:
+    def _last(self, reason: str, count: int) -> Outputs:
         return {"FINISH_REASON": reason, "PROMPT_TOKENS": len(self.request.prompt), "COMPLETION_TOKENS": count}
 
-    def _send(self, more: dict[str, Any], *, last: bool = False) -> None:
+    def _send(self, more: Outputs, *, last: bool = False) -> None:
         self._read()
         text, tokens = "".join(self._text), self._tokens
         self._text, self._tokens, self._sent = [], [], time.monotonic()
@@ -144,7 +146,7 @@ def in_a_line(error: Exception) -> str:
     return " ".join(str(error).split())[-300:] or type(error).__name__
 
 
-def tensors(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
+def tensors(outputs: Outputs) -> dict[str, np.ndarray]:
     """Returns the outputs of a response as arrays."""
     made = {}
     for name, value in outputs.items():

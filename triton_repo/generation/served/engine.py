@@ -17,12 +17,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .answer import CANCELLED, Answer, in_a_line
 from .request import Broken, Busy, Refused
+
+if TYPE_CHECKING:
+    import openvino
+    import openvino_genai
 
 PERIOD_SECONDS = 0.25
 """Time between two checks of the clients; each costs a message to the server."""
@@ -190,7 +194,7 @@ def alone(answer: Answer) -> Iterator[None]:
         answer.fail(in_a_line(error))
 
 
-def generation_config(answer: Answer, of_model: Any) -> Any:
+def generation_config(answer: Answer, of_model: openvino_genai.GenerationConfig) -> openvino_genai.GenerationConfig:
     """Returns the settings of an answer as GenAI's config.
 
     Args:
@@ -226,7 +230,7 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     return config
 
 
-def token_tensor(prompt: np.ndarray) -> Any:
+def token_tensor(prompt: np.ndarray) -> openvino.Tensor:
     """Returns a prompt, int64 [P], as GenAI takes it, int64 [1, P]."""
     import openvino
 

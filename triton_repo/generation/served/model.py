@@ -11,14 +11,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-from .answer import Answer, in_a_line, tensors
+from .answer import Answer, Outputs, in_a_line, tensors
 from .outbox import Outbox
 from .request import FAILED, MODEL_FAILED, Refused, read
 
@@ -41,7 +40,7 @@ class TritonPythonModel:
         self.model, self.outbox = open_model(FOLDER, parameters), Outbox()
         self.model.engine.start()
 
-    def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
         for request in requests:
             client = _Client(request.get_response_sender(), self.outbox)
@@ -63,7 +62,7 @@ class TritonPythonModel:
 class _Client:
     """Sends the responses to one request. A client that cannot be reached is gone; the server's log says why."""
 
-    def __init__(self, sender: Any, outbox: Outbox) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender, outbox: Outbox) -> None:
         self._sender, self._outbox = sender, outbox
         self._gone = self._queried = self._ended = False
 
@@ -75,13 +74,13 @@ class _Client:
             self._outbox.put(self._ask)
         return self._gone
 
-    def send(self, outputs: dict[str, Any], *, last: bool) -> None:
+    def send(self, outputs: Outputs, *, last: bool) -> None:
         """Sends a response."""
-        self._outbox.put(lambda: self._send(self._response, outputs, last=last))
+        self._outbox.put(lambda: self._send(lambda: self._response(outputs), last=last))
 
     def refuse(self, line: str, code: str) -> None:
         """Sends an error, the last response."""
-        self._outbox.put(lambda: self._send(self._error, line, code, last=True))
+        self._outbox.put(lambda: self._send(lambda: self._error(line, code), last=True))
 
     def _ask(self) -> None:
         """Asks the server whether the client has cancelled. After its last response a request no longer exists."""
@@ -91,10 +90,10 @@ class _Client:
             self._lose(error)
         self._queried = False
 
-    def _send(self, make: Callable[..., Any], *what: Any, last: bool) -> None:
+    def _send(self, make: Callable[[], pb_utils.InferenceResponse], *, last: bool) -> None:
         self._ended = last
         try:
-            self._sender.send(make(*what), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+            self._sender.send(make(), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
         except Exception as error:
             self._lose(error)
 
@@ -103,10 +102,10 @@ class _Client:
         pb_utils.Logger.log_warn(f"a response could not be sent: {in_a_line(error)}")
 
     @staticmethod
-    def _response(outputs: dict[str, Any]) -> Any:
+    def _response(outputs: Outputs) -> pb_utils.InferenceResponse:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()])
 
     @staticmethod
-    def _error(line: str, code: str) -> Any:
+    def _error(line: str, code: str) -> pb_utils.InferenceResponse:
         line = " ".join(f"{MODEL_FAILED if code == FAILED else ''}{line}".split())[:500]
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, getattr(pb_utils.TritonError, code)))

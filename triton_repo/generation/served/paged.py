@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openvino_genai
 
@@ -56,7 +55,7 @@ class Paged(Engine):
         super().__init__(room, max_waiting)
         self._folder, self._properties, self._proposals = folder, _compiled(properties), proposals
         self._number = 0
-        self._runs: dict[int, tuple[Answer, Any]] = {}
+        self._runs: dict[int, tuple[Answer, openvino_genai.GenerationHandle]] = {}
         self._renew()
 
     @property
@@ -68,7 +67,7 @@ class Paged(Engine):
         self._runs = {}
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = self._room
-        properties: dict[str, Any] = dict(self._properties)
+        properties: dict[str, object] = {**self._properties}
         with ExitStack() as stack:
             folder = self._folder
             if self._proposals is not None and self._proposals.draft is not None:
@@ -109,7 +108,7 @@ class Paged(Engine):
                 del self._runs[number]
         self._settle()
 
-    def _pass_on(self, answer: Answer, handle: Any, finished: bool) -> None:
+    def _pass_on(self, answer: Answer, handle: openvino_genai.GenerationHandle, finished: bool) -> None:
         if answer.request.values["BEAMS"] > 1:
             if finished:
                 answer.give(_best_first(handle, answer.request.values["ANSWERS"]))
@@ -156,6 +155,6 @@ _REASON = openvino_genai.GenerationFinishReason
 REASONS = {_REASON.STOP: STOP, _REASON.LENGTH: LENGTH}
 
 
-def _best_first(handle: Any, count: int) -> list[tuple[list[int], str]]:
+def _best_first(handle: openvino_genai.GenerationHandle, count: int) -> list[tuple[list[int], str]]:
     found = sorted(handle.read_all(), key=lambda output: -output.score)[:count]
     return [(list(output.generated_ids), REASONS.get(output.finish_reason, LENGTH)) for output in found]
