@@ -73,7 +73,7 @@ def test_rows_of_zeros(interpreted: Interpreted) -> None:
 
 def test_wrong_input_is_refused() -> None:
     for eps in (0.0, -1.0, float("nan")):
-        with pytest.raises(InputError, match="eps must be positive"):
+        with pytest.raises(InputError, match=r"eps: .* given; a positive number"):
             Norm(torch.ones(4), None, eps)
-    with pytest.raises(InputError, match="1 to 16384 inputs"):
+    with pytest.raises(InputError, match="1 to 16384"):
         Norm(torch.ones(16385), None, 1e-5)

@@ -92,7 +92,7 @@ def test_codes_feed_the_attention_kernel(interpreted: Interpreted) -> None:
 
 
 def test_wrong_input_is_refused() -> None:
-    with pytest.raises(InputError, match="dimension of a head must be one of 32, 64, 128, 256; it is 80"):
+    with pytest.raises(InputError, match="dimension: 80 given"):
         Heads(2, 1, 80)
     with pytest.raises(InputError, match=r"query scale: .* given; a positive number"):
         Heads(2, 1, 32, query_scale=0.0)
