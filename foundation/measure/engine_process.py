@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType, UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,11 @@ from foundation.core.arrays import Array
 from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.machine.process import environment, spawn
 from foundation.machine.waits import bounded_spin
-from foundation.stage.context import Job
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
+
+if TYPE_CHECKING:
+    from foundation.stage.context import Job
 
 KINDS: Mapping[str, type | UnionType] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""

@@ -291,7 +291,7 @@ def test_what_is_built_belongs_to_a_deployment(written, tmp_path):
     [plan] = root.rglob("sm90.plan")
     plan.write_bytes(b"other")
     (plan.parent / "sm80.plan").touch()
-    assert [line.removeprefix(f"{plan.parent}/") for line in deployment.problems(root)] == [
+    assert [str(problem).removeprefix(f"{plan.parent}/") for problem in deployment.problems(root)] == [
         "sm90.plan: changed",
         "sm80.plan: not in deployment.json",
     ]
