@@ -177,7 +177,7 @@ def test_two_answers_stand_side_by_side(finished: Path, other: str) -> None:
         (("--prompt", "a", "--draft", "finetune", "--beams", "2"), "beams: 2 given with a draft"),
         (("--prompt", "a", "--draft", "finetune", "--temperature", "1"), "temperature: 1 given with a draft"),
         (("--prompt", "a", "--draft", "finetune", "--draft-tokens", "0"), "0 tokens at once given; 1 to 32 is allowed"),
-        (("--prompt", "a", "--draft", "finetune", "--prompt-lookup", "3"), "--draft and --prompt-lookup given"),
+        (("--prompt", "a", "--draft", "finetune", "--prompt-lookup", "3"), "--draft, --prompt-lookup: both given"),
         (("--prompt", "a", "--prompt-lookup", "33"), "33 tokens at once given; 1 to 32 is allowed"),
     ],
 )

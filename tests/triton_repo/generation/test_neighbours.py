@@ -150,7 +150,7 @@ class Served:
     def _step(self) -> None:
         self._join(self.steps)
         self.steps += 1
-        self.rows = max(self.rows, sum(answer.asked.values["BEAMS"] for answer in self.engine._running()))
+        self.rows = max(self.rows, sum(answer.request.values["BEAMS"] for answer in self.engine._running()))
         self._whole()
         self.tokens, Served.given = max(self.tokens, Served.given), 0
 
