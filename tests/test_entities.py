@@ -16,7 +16,7 @@ from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
 from compress.pipeline import run
 from compress.recipe import check, read
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.labels import tags
@@ -132,7 +132,7 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
 def test_aggregation_is_for_tags_alone() -> None:
     given = TritonRepo(aggregation="average")
     assert list(given.unread(TASKS[TASK], Target())) == []
-    assert list(given.unread(TASKS["text-classification"], Target())) == [f"aggregation: average given; it is for {TASK}"]
+    assert list(given.unread(TASKS["text-classification"], Target())) == [Problem("aggregation", "average given", f"it is for {TASK}")]
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

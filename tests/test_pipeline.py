@@ -196,7 +196,7 @@ def test_flipped_byte_is_named_by_verify_and_made_again_by_run(recipe: Recipe, c
     damaged[-1] ^= 1
     victim.write_bytes(bytes(damaged))
     [problem] = verify(copy, log=lambda line: None)
-    assert str(victim) in problem
+    assert problem.key == str(victim)
     progress = ConsoleProgress("quiet")
     again = run(recipe, copy, progress=progress)
     assert victim.read_bytes() == original

@@ -133,7 +133,7 @@ def test_flips_are_queries_that_find_another_document_first(quantized: Any) -> N
 @pytest.mark.parametrize(
     ("stage", "line"),
     [
-        ({"finetune": {}}, r"stages\.finetune: learns from queries, and the data have none to train on: add qrels/train\.tsv"),
+        ({"finetune": {}}, r"stages\.finetune: learns from queries, and the data have none to train on; add qrels/train\.tsv"),
         ({"prune": {"recover": {"distill": False}}}, r"stages\.prune\.recover: learns from queries"),
         ({"quantize": {"mode": "qat", "qat": {"distill": False}}}, r"stages\.quantize\.qat: learns from queries"),
     ],

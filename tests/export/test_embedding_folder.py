@@ -109,7 +109,7 @@ def test_what_cannot_be_written_is_refused_in_one_line(stages: Path, tmp_path: P
     checkpoint, build = parts(stages)
     (tmp_path / "there").mkdir()
     for wrong, line in (
-        ((checkpoint, build, tmp_path / "there"), "there exists; give a folder that does not"),
+        ((checkpoint, build, tmp_path / "there"), "there: exists; give a folder that does not"),
         ((Checkpoint(sentiment.checkpoint()), build, tmp_path / "a"), "no model whose answers are vectors of texts"),
         ((checkpoint, build.with_name("other"), tmp_path / "b"), "no such build; .*quantize-int8"),
         ((checkpoint, checkpoint.folder, tmp_path / "c"), "no export.json; give a folder of a build"),

@@ -57,7 +57,7 @@ def test_location_from_the_variable(cache, monkeypatch):
 
 
 def test_a_missing_environment_says_what_to_do(cache):
-    with pytest.raises(InputError, match=r"^server environment: .*; run `compress doctor --fix`$"):
+    with pytest.raises(InputError, match=r"^server environment: .*: run `compress doctor --fix`$"):
         environment.check()
 
 

@@ -288,7 +288,7 @@ def test_what_files_hold_and_a_token_reads() -> None:
 def test_an_answer_ends_with_the_context_and_a_longer_prompt_is_refused() -> None:
     (answer,) = engine("llama").generate(prompts((250,)), Decoding(max_tokens=50, ignore_end=True))
     assert len(answer.tokens[0]) == 6  # of 256
-    with pytest.raises(InputError, match="a prompt has 256 tokens; the model reads 256 with its answer"):
+    with pytest.raises(InputError, match="256 tokens given; the model reads 256 with its answer"):
         engine("llama").generate(prompts((256,)), Decoding())
 
 

@@ -118,16 +118,15 @@ def test_a_model_of_other_layers_is_an_entry_that_says_so(int8_build: Path, monk
 def test_without_a_gpu_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert registry.absent(Target(device="cpu", engines=("torch_kernels",))) == [
-        "target.engines: torch_kernels given; its kernels are for NVIDIA GPUs, and the device is cpu; give target.device: cuda on a "
-        "machine that has it, or leave it out"
-    ]
-    (line,) = registry.absent(Target(device="cuda", engines=("torch_kernels",)))
+    (problem,) = registry.absent(Target(device="cpu", engines=("torch_kernels",)))
+    assert (problem.key, problem.given) == ("target.engines", "torch_kernels given")
+    assert "target.device: cuda" in problem.remedy
+    (line,) = map(str, registry.absent(Target(device="cuda", engines=("torch_kernels",))))
     assert line.startswith("target.device: cuda given; torch finds no NVIDIA GPU that it can use")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert registry.absent(Target(device="cuda", engines=("torch_kernels",))) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (line,) = registry.absent(Target(device="cuda", engines=("torch_kernels",)))
+    (line,) = map(str, registry.absent(Target(device="cuda", engines=("torch_kernels",))))
     assert line.startswith("target.engines: torch_kernels given; the package triton is not installed: pip install")
 
 

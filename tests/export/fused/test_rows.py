@@ -41,17 +41,17 @@ def test_without_a_mask_nothing_is_padding() -> None:
 @pytest.mark.parametrize("mask", [[0, 0, 0], [0, 1, 1], [1, 0, 1]])
 def test_padding_stands_behind_the_tokens(mask: list[int]) -> None:
     features = {"input_ids": np.ones((2, 3), np.int64), "attention_mask": np.array([[1, 1, 0], mask])}
-    with pytest.raises(InputError, match="attention_mask must be 1 for the tokens of a row, at least one"):
+    with pytest.raises(InputError, match=r"attention_mask: .*1 for the tokens of a row, at least one"):
         pack(features, LIMITS)
 
 
 def test_what_would_read_beyond_a_table_is_refused() -> None:
     ids = np.ones((1, 3), np.int64)
-    with pytest.raises(InputError, match="input_ids must be 0 to 49; they are 1 to 50"):
+    with pytest.raises(InputError, match="input_ids: 1 to 50 given; 0 to 49"):
         pack({"input_ids": ids * np.array([1, 50, 1])}, LIMITS)
-    with pytest.raises(InputError, match="input_ids must be 0 to 49; they are -1 to 1"):
+    with pytest.raises(InputError, match="input_ids: -1 to 1 given; 0 to 49"):
         pack({"input_ids": ids * np.array([1, -1, 1])}, LIMITS)
-    with pytest.raises(InputError, match="token_type_ids must be 0 to 1; they are 2 to 2"):
+    with pytest.raises(InputError, match="token_type_ids: 2 to 2 given; 0 to 1"):
         pack({"input_ids": ids, "token_type_ids": 2 * ids}, LIMITS)
     with pytest.raises(InputError, match="a row has 10 tokens; this model takes 9"):
         pack({"input_ids": np.ones((1, 10), np.int64)}, LIMITS)

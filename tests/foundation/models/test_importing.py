@@ -89,7 +89,7 @@ def test_a_new_head_differs_from_one_of_the_same_size(tiny_bert: Path, out: Path
 
 def test_a_language_model_needs_a_new_head(folder: Path, bert_config: dict[str, Any], out: Path) -> None:
     AutoModelForMaskedLM.from_config(AutoConfig.for_model(**bert_config)).save_pretrained(folder)
-    refused(named(folder), out, "is a BertForMaskedLM; text-classification needs a BertForSequenceClassification; give model.head: new")
+    refused(named(folder), out, "is a BertForMaskedLM; text-classification needs a BertForSequenceClassification: give model.head: new")
     edit(folder, architectures=["BertForSequenceClassification"])
     refused(named(folder), out, "has no trained head .*; give model.head: new")
     figures = import_model(named(folder, head="new"), LABELS, 0, out)
@@ -106,7 +106,7 @@ def test_a_vocabulary_file_becomes_a_fast_tokenizer(folder: Path, out: Path, wor
 
 
 def test_regression_has_one_output(folder: Path, tiny_bert: Path, out: Path) -> None:
-    refused(named(folder, task="text-regression"), out, "has 2 outputs; text-regression needs 1; give model.head: new", ("score",))
+    refused(named(folder, task="text-regression"), out, "has 2 outputs; text-regression needs 1: give model.head: new", ("score",))
     import_model(named(tiny_bert, task="text-regression", head="new"), ("score",), 0, out)
     model = load(out)
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")  # type: ignore[union-attr]

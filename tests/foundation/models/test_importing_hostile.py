@@ -80,7 +80,7 @@ def test_more_layers_than_the_config(folder: Path, out: Path) -> None:
 
 def test_another_label_count(tiny_bert: Path, out: Path) -> None:
     refused(
-        named(tiny_bert), out, r"has 2 outputs; text-classification needs 3 \(labels of the data\); give model.head: new", ("x", "y", "z")
+        named(tiny_bert), out, r"has 2 outputs; text-classification needs 3 \(labels of the data\): give model.head: new", ("x", "y", "z")
     )
     with pytest.raises(InputError, match="head: new"):
         check_model(named(tiny_bert), 3)

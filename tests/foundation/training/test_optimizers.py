@@ -114,7 +114,7 @@ def test_adafactor_is_refused_where_rows_are_divided() -> None:
     check_optimizer(Optimizer(name="adafactor"), ALONE, "stages.finetune")
     divides = r"parallel: \{strategy: fsdp2\}, which divides the rows"
     with pytest.raises(
-        InputError, match=rf"^stages\.finetune\.optimizer: adafactor given with {divides} .*: give adamw, adamw8bit or lamb, "
+        InputError, match=rf"^stages\.finetune\.optimizer: adafactor given with {divides} .*; give adamw, adamw8bit or lamb, "
     ):
         check_optimizer(Optimizer(name="adafactor"), Team(0, 2, "fsdp2"), "stages.finetune")
 

@@ -128,7 +128,7 @@ def test_in_the_order_of_a_split_shares_are_contiguous(multiples: list[int], pro
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("bert", {"num_attention_heads": 1}, r"block 0 has 1 heads \(nearest that divide: 2\), and 1 more: .*divisible_by: 2"),
+        ("bert", {"num_attention_heads": 1}, r"block 0 has 1 heads \(nearest that divide: 2\), and 1 more; .*divisible_by: 2"),
         ("bert", {"intermediate_size": 45}, r"block 0 has 45 FFN neurons \(nearest that divide: 44 or 46\)"),
         ("llama", {"num_key_value_heads": 1}, r"block 0 has 1 key and value heads \(nearest that divide: 2\)"),
         ("qwen3", {"head_dim": 8}, r"this qwen3 has model\.layers\.0\.self_attn\.q_norm\.weight inside its attention"),
