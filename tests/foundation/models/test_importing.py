@@ -110,7 +110,7 @@ def test_regression_has_one_output(folder: Path, tiny_bert: Path, out: Path) -> 
     import_model(named(tiny_bert, task="text-regression", head="new"), ("score",), 0, out)
     model = load(out)
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")  # type: ignore[union-attr]
-    refused(named(out), out, "was trained for regression; text-classification needs single_label_classification; give model.head: new")
+    refused(named(out), out, "was trained for regression; text-classification needs single_label_classification: give model.head: new")
 
 
 # random weights
