@@ -33,7 +33,7 @@ def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *w
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Times as little as can be: of answers one turn of one stream. The rows of the report are there, and their figures mean nothing."""
     patch.setattr(latency, "MAX_SAMPLES", 3)
-    patch.setattr(latency, "BLOCKS", (race.Block(1, 3, 0.0),) * latency.TURNS)
+    patch.setattr(latency, "BLOCKS", (race.Block(3, 3, 0.0),) * latency.TURNS)
     patch.setattr(latency, "MAX_TURNS", latency.TURNS)
     patch.setattr(generation, "TURNS", 1)
     patch.setattr(generation, "MIN_FOR_P99", 1)
