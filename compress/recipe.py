@@ -303,8 +303,8 @@ def _check_input(stage: Stage, producers: Mapping[str, Sequence[Stage]], ids: se
     named, problems = input_named(stage), []
     allowed = [BASELINE, *(name for name in producers if name in ids)]
     if named is not None and named not in allowed:
-        makes = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
-        problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", makes))
+        choices = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
+        problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", choices))
     quantized = [other.id for other in producers.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
         given, remedy = f"its input is already quantized by {quantized[0]}", "give another `input:`, or leave this stage out"

@@ -110,7 +110,7 @@ def apply(raw: dict[str, object], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise InputError(f"--set {shown(setting)}", "not of the form key.path=value", "for example --set data.max_length=64")
+        raise InputError(f"--set {shown(setting)}", "not of the form key.path=value", remedy="for example --set data.max_length=64")
     put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
 
 
@@ -160,7 +160,7 @@ def _check_below(value: object, parts: Sequence[str], depth: int, setting: str) 
     while depth < len(parts):
         if not isinstance(value, dict | bool | None):
             above = ".".join(parts[:depth])
-            raise InputError(f"{setting}", f"{above} is {shown(value)}, which has no keys", remedy=f"set {above} itself")
+            raise InputError(setting, f"{above} is {shown(value)}, which has no keys", remedy=f"set {above} itself")
         value = value.get(parts[depth]) if isinstance(value, dict) else None
         depth += 1
 
@@ -180,7 +180,7 @@ def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[d
             ids.append(named if isinstance(named, str) else str(name))
             if ids[-1] == stage_id:
                 return entry, name
-    raise InputError(f"{setting}", f"no stage has the id {stage_id!r}", f"stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
+    raise InputError(setting, f"no stage has the id {stage_id!r}", f"stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
 
 
 def _nest(parts: Sequence[str], value: object) -> dict[str, object]:

@@ -189,7 +189,7 @@ class Distill(DistillSettings):
         count = len(teachers_named(self))
         if count > 1 and internal:
             raise InputError(
-                f"{self.teacher_key}",
+                self.teacher_key,
                 f"{count} given",
                 f"{internal[0]} needs more than logits and works with one",
                 "give one teacher, or loss: soft_target",

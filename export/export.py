@@ -214,7 +214,7 @@ class Export(Stage):
         fits = precision_of(Checkpoint(artifact.path)) != "fp32" and is_decoder(Checkpoint(artifact.path))
         reason = obstacle(Checkpoint(artifact.path)) if fits else f"{variant} is no quantized decoder"
         if self.compressed_tensors is True and reason is not None:
-            raise InputError(f"{self._key('compressed_tensors')}", reason)
+            raise InputError(self._key("compressed_tensors"), reason)
         if self.compressed_tensors is False or reason is not None:
             if fits and self.compressed_tensors == "auto":
                 context.progress.warn(f"not written as compressed-tensors: {reason}")

@@ -85,7 +85,7 @@ def in_forward_order(
                 measured = measure(x_NI)
                 if not bool(measured.isfinite().all()):
                     raise InputError(
-                        f"{unit[0]}", "the calibration rows give this layer an input that is NaN or infinite", remedy="check the model"
+                        unit[0], "the calibration rows give this layer an input that is NaN or infinite", remedy="check the model"
                     )
                 total = total + measured.cpu()
             for name in unit:

@@ -311,4 +311,4 @@ def _too_much(key: str, share: float, most: float, limits: Limits, structure: St
     remedy = f"add {' or '.join(more)} to granularity, or lower the target" if more else "lower the target"
     given = f"{1 - share:.4g} given" if limits.target_key == "sparsity" else f"needs {1 - share:.4g} removed"
     taken = f"pruning {', '.join(limits.granularity)} can remove at most {max(0.0, most):.4g} of the blocks' cost"
-    return InputError(f"{key}.{limits.target_key}", given, f"{taken}", remedy)
+    return InputError(f"{key}.{limits.target_key}", given, taken, remedy)

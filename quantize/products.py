@@ -203,7 +203,7 @@ def _add(site: str, histogram: Histogram, x: Tensor, features: Mapping[str, Tens
     try:
         histogram.add(real_rows(x, features))
     except ValueError as error:
-        raise InputError(f"{site}", f"{error} in a tensor of this site on the calibration rows", remedy="check the model") from error
+        raise InputError(site, f"{error} in a tensor of this site on the calibration rows", remedy="check the model") from error
 
 
 def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: Forward, key: str) -> None:

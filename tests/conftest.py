@@ -81,7 +81,7 @@ def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_user_stays_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What runs record of this machine goes into a folder of the tests; the environment of the server is the user's."""
+    """Runs record figures of this machine in a folder of the tests. The server environment is the user's."""
     folder, own = tmp_path_factory.mktemp("cache"), cache_folder()
     (folder / own.name).mkdir()
     for entry in own.iterdir() if own.is_dir() else ():

@@ -116,7 +116,7 @@ class Probe:
             try:
                 results.append(self._client.infer(model, tensors([row], self._tensor)))
             except (InferenceServerException, OSError) as error:
-                raise InputError(f"{model}", f"row {index} of {len(rows)} has no answer ({_line(error)})") from error
+                raise InputError(model, f"row {index} of {len(rows)} has no answer ({_line(error)})") from error
         return Answers.of(results, rows)
 
     def contradictions(self, model: Path, answers: Answers) -> list[Problem]:

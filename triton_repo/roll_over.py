@@ -96,7 +96,7 @@ def configs(live: LiveRepository, model: str, source: Path) -> tuple[pb.ModelCon
     if model not in live.names:
         raise InputError(f"model {model}", "not served here", f"{', '.join(live.names)} is{nearest(model, live.names)}")
     present, new = live.config(model), from_text((source / CONFIG).read_text(encoding="utf-8"))
-    problems = [Problem(f"model {model}", f"{line}", "serve it under another name") for line in differences(present, new)]
+    problems = [Problem(f"model {model}", line, remedy="serve it under another name") for line in differences(present, new)]
     if problems:
         raise InputError.of(problems)
     return present, new

@@ -31,5 +31,5 @@ def write(folder: Path, model: str, out: Path) -> Path:
     if exported is None or not variants:
         raise InputError(f"{folder}", "a run without an export", remedy="add `- export` to its stages")
     if model not in variants:
-        raise InputError(f"{model}", "not a model of this run", f"{one_of(list(variants))} is allowed{nearest(model, variants)}")
+        raise InputError(model, "not a model of this run", f"{one_of(list(variants))} is allowed{nearest(model, variants)}")
     return write_folder(Checkpoint(run.variants[variants[model]].path), exported.path / model, out)

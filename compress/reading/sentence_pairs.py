@@ -117,7 +117,7 @@ def _margins(sources: Sequence[Source]) -> list[tuple[float, ...]]:
     for source in sources:
         if bool(source.margins) != bool(sources[0].margins):
             names = (source, sources[0]) if source.margins else (sources[0], source)
-            raise InputError(f"{names[0].name}", f"margins, and {names[1].name} has none", "all files of a split need the same columns")
+            raise InputError(names[0].name, f"margins, and {names[1].name} has none", "all files of a split need the same columns")
     return [margins for source in sources for margins in source.margins or [()] * len(source.rows)]
 
 
@@ -152,9 +152,7 @@ def _kind_of(sources: Sequence[Source]) -> Kind:
     kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in sources]
     for source, kind in zip(sources, kinds, strict=True):
         if kind != kinds[0]:
-            raise InputError(
-                f"{source.name}", f"{kind}, and {sources[0].name} has {kinds[0]}", "all files of a split need the same columns"
-            )
+            raise InputError(source.name, f"{kind}, and {sources[0].name} has {kinds[0]}", "all files of a split need the same columns")
     return kinds[0]
 
 
@@ -168,7 +166,7 @@ def _check_triplets(sources: Sequence[Source]) -> None:
     ]
     if both:
         more = f" (and {len(both) - 1} more rows like this)" if len(both) > 1 else ""
-        raise InputError(f"{both[0]}", "positive and negative are the same text", remedy=f"remove the row{more}")
+        raise InputError(both[0], "positive and negative are the same text", remedy=f"remove the row{more}")
 
 
 def _check_judged(sources: Mapping[str, Sequence[Source]], kinds: Mapping[str, Kind], judged: Kind) -> None:

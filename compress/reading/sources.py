@@ -113,7 +113,7 @@ def _read_digits(task: Task) -> Sources:
 def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
     if config.files is not None:
         if not where.is_dir():
-            raise InputError("data.path", f"{where}: a file, and data.files is given too", "with data.files give a folder")
+            raise InputError("data.path", f"{where}: a file, and data.files is given too", remedy="with data.files give a folder")
         named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
         found = {
             name: [(local(where / local(entry.file, f"data.files.{name}"), f"data.files.{name}"), entry) for entry in entries]
@@ -318,7 +318,7 @@ def _by_split(files: Iterable[LabelledFile], name: str, kind: FileKind) -> Sourc
     for file in files:
         split = SPLITS.get(file.split or "train")
         if split is None:
-            raise InputError(f"{file.place}", f"{file.split!r} is not a split", f"allowed above the class folders: {', '.join(SPLITS)}")
+            raise InputError(file.place, f"{file.split!r} is not a split", f"allowed above the class folders: {', '.join(SPLITS)}")
         _check_file(file.data, kind, file.place)
         sources.setdefault(split, [Source(name)])[0].add(file.data, file.label, file.place)
     if not sources:
@@ -466,7 +466,7 @@ def _file(cell: object, kind: FileKind, folder: Path, place: str) -> bytes:
             raise
         except (OSError, ValueError) as error:
             named = f"{kind.one} {shown(data, 80)} cannot be read ({reason(error)})"
-            raise InputError(place, f"{named}", f"a path relative to {folder} is allowed") from error
+            raise InputError(place, named, f"a path relative to {folder} is allowed") from error
     if not isinstance(data, bytes):
         raise InputError(place, f"{type(data).__name__} given as {kind.one}", "encoded bytes or a path are allowed")
     _check_file(data, kind, place)

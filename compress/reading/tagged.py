@@ -81,7 +81,7 @@ def _names(sources: Sequence[Source]) -> tuple[str, ...]:
         return own
     kinds = sorted({kind for source in sources for label in source.labels for _, _, kind in label.spans})
     if not kinds:
-        raise InputError(f"{sources[0].name}", "no entity in the train split", "tags such as B-PER and I-PER are needed")
+        raise InputError(sources[0].name, "no entity in the train split", "tags such as B-PER and I-PER are needed")
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 

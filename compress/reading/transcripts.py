@@ -97,7 +97,7 @@ def _split(
     most = ", ".join(sorted(unknown, key=lambda character: -unknown[character])[:5])
     if lost > MOST_UNKNOWN * whole:
         raise InputError(
-            f"{sources[0].name}",
+            sources[0].name,
             f"{lost} of {whole} characters of the texts are not in the vocabulary of {origin} ({most}, ...)",
             remedy="give texts in its writing, or model.head: new",
         )

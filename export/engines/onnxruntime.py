@@ -136,7 +136,7 @@ class OnnxRuntime:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         if (lacking := absence(spec.device)) is not None:
-            raise InputError("target.device", f"{spec.device} given", f"{lacking}")
+            raise InputError("target.device", f"{spec.device} given", lacking)
         self._session = self._opened(spec.path, session_options(properties(spec.threads)))
 
     def predict(self, features: Features) -> Logits:

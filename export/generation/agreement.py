@@ -167,7 +167,7 @@ class Agreement:
         from foundation.measure.predictions import predicts_streamed
 
         if predicts_streamed(checkpoint.folder, self._context.task):
-            raise InputError(f"{checkpoint.folder.name}", "too large to answer in torch here", remedy="use a machine with more memory")
+            raise InputError(checkpoint.folder.name, "too large to answer in torch here", remedy="use a machine with more memory")
 
 
 def answer(process: EngineProcess, prompts: Prompts) -> Tokens:

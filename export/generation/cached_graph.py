@@ -117,7 +117,7 @@ def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Returns heads and head size of the keys, then of the values, of each layer in turn, from one token that the model reads."""
     missing = missing_keys(model.config, type(model))
     if missing is not None:
-        raise InputError("model", "generation needs a decoder that keeps keys and values of every layer", f"{missing}")
+        raise InputError("model", "generation needs a decoder that keeps keys and values of every layer", missing)
     cache = DynamicCache()
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)

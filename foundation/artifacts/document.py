@@ -57,6 +57,13 @@ class Document(BaseModel):
         return self.model_copy(update=more)
 
 
+class OfVariant(Document):
+    """First key of an entry that is not listed by variant."""
+
+    variant: str = ""
+    """Id of the variant."""
+
+
 D = TypeVar("D", bound=Document)
 
 

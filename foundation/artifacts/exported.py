@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.document import Document, Figures, Number, OfVariant
 from foundation.artifacts.figures import Metrics, Quality, Tokens
 from foundation.core.engines import REFERENCE
 
@@ -305,13 +305,6 @@ class Build(Document):
             if engine.engine != REFERENCE:
                 first.setdefault(engine.engine, engine)
         return tuple(first.values())
-
-
-class OfVariant(Document):
-    """What belongs to a variant."""
-
-    variant: str = ""
-    """Id of the variant."""
 
 
 class DividedVariant(Divided, OfVariant):

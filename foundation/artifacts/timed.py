@@ -1,4 +1,4 @@
-"""`latency.json` and `generation.json`: what the step `latency` measured. report.json holds the same rows, by variant."""
+"""`latency.json` and `generation.json`: results of the step `latency`. report.json holds the same rows, by variant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from foundation.artifacts.artifact import DamagedArtifact, read_json, write_json
-from foundation.artifacts.document import Document, Number, read
+from foundation.artifacts.document import Document, Number, OfVariant, read
 from foundation.artifacts.figures import Percentiles
 from foundation.core.shown import reason
 
@@ -81,13 +81,6 @@ class Timing(Document):
     def percentile_ms(self, percentile: int) -> float | None:
         """Returns the 50th, 90th or 99th percentile; None where it was not measured."""
         return {50: self.p50_ms, 90: self.p90_ms, 99: self.p99_ms}[percentile]
-
-
-class OfVariant(Document):
-    """The first key of rows that are not listed by variant."""
-
-    variant: str = ""
-    """Id of the variant."""
 
 
 class VariantTiming(Timing, OfVariant):

@@ -17,16 +17,16 @@ COMPARED_CHARACTERS = 64
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the input. `str(problem)` is the line that a user reads: `KEY: GIVEN; ALLOWED: REMEDY`."""
+    """One fault of the input. `str(problem)` is the line that a user reads, `KEY: GIVEN; ALLOWED: REMEDY`; a long line loses its middle."""
 
     key: str
-    """Where it is: the path of a key, or a file and a line."""
+    """Path of the key, or file and line."""
     given: str
-    """What stands there."""
+    """Present value or state."""
     allowed: str = ""
-    """What may stand there."""
+    """Allowed values, or the rule that is broken."""
     remedy: str = ""
-    """What to do."""
+    """Action that mends it."""
 
     def __str__(self) -> str:
         before_remedy = "; " if not self.allowed or ": " in self.allowed or self.allowed.endswith("?") else ": "
@@ -38,7 +38,7 @@ class Problem:
         return replace(self, key=f"{outer}: {self.key}" if self.key else outer)
 
     def advise(self, remedy: str) -> Problem:
-        """Returns the problem with one more thing to do."""
+        """Returns the problem with one more remedy."""
         return replace(self, remedy=f"{self.remedy}; {remedy}" if self.remedy else remedy)
 
     def because(self, reason: str, remedy: str = "") -> Problem:
@@ -54,10 +54,10 @@ class InputError(ValueError):
     """The user's input is wrong. `str(error)` has one line for each of `problems`.
 
     Args:
-        key: Where it is: the path of a key, or a file and a line.
-        given: What stands there.
-        allowed: What may stand there.
-        remedy: What to do.
+        key: Path of the key, or file and line.
+        given: Present value or state.
+        allowed: Allowed values, or the rule that is broken.
+        remedy: Action that mends it.
     """
 
     def __init__(self, key: str, given: str, allowed: str = "", remedy: str = "") -> None:
@@ -67,12 +67,12 @@ class InputError(ValueError):
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> Self:
         """Reports several problems at once: at least one. After the first 50 the others are only counted."""
-        known = tuple(problems)
-        first = known[0]
+        every = tuple(problems)
+        first = every[0]
         error = cls(first.key, first.given, first.allowed, first.remedy)
-        error.problems = known[:MOST_PROBLEMS]
-        if len(known) > MOST_PROBLEMS:
-            error.problems += (Problem("", f"and {len(known) - MOST_PROBLEMS} more problems", remedy="correct these first"),)
+        error.problems = every[:MOST_PROBLEMS]
+        if len(every) > MOST_PROBLEMS:
+            error.problems += (Problem("", f"and {len(every) - MOST_PROBLEMS} more problems", remedy="correct these first"),)
         return error
 
     @property

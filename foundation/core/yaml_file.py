@@ -54,4 +54,4 @@ def parse_yaml(text: str, source: str) -> Any:
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InputError(f"{source}{line}", f"not a readable recipe: {getattr(error, 'problem', None) or reason(error)}") from error
     except (ValueError, LookupError, RecursionError) as error:  # PyYAML's own arithmetic on a number, or too deep a nesting
-        raise InputError(f"{source}", f"not a readable recipe: {reason(error)}") from error
+        raise InputError(source, f"not a readable recipe: {reason(error)}") from error

@@ -1,8 +1,8 @@
 """How long the threads of this process waited for a core: what other work on the machine took from a measurement.
 
 Linux counts for each thread the nanoseconds that it was ready to run without running (/proc/self/task/TID/schedstat, second number). On a
-quiet machine it grows only by what the threads wait for each other: 0.1 to 0.3 ms in a call of OpenVINO with two threads, nothing in a call
-of ONNX Runtime. Reading it takes microseconds.
+quiet machine it grows only by the waits of the threads for each other: 0.1 to 0.3 ms in a call of OpenVINO with two threads, nothing in a
+call of ONNX Runtime. Reading it takes microseconds.
 
     waited    sum over the threads of the increase since the last reading
 

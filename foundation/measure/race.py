@@ -2,8 +2,8 @@
 
     after a turn   an engine leaves if another one is faster at every shape, and by the geometric mean of the ratios faster by
                    `MARGINS[turn]`, the 95 % interval of that mean being above it
-    busy           where a figure is worthless, an engine leaves if at every shape its least possible time, the processor time divided by
-                   the threads, is over the time that the other one took on the busy machine by `MARGINS[0]`
+    busy           an engine with a busy figure leaves if at every shape its least possible time exceeds the other engine's time on the
+                   busy machine by `MARGINS[0]`. The least possible time is the processor time divided by the threads
     stays          whatever is `always` timed, such as the reference in torch, and of every group the fastest. A group has one model in one
                    precision, so that a choice by accuracy has a well-timed engine too
 
@@ -103,7 +103,7 @@ def _beats(one: int, other: int, figures: Mapping[int, Mapping[Shape, Figures]])
 
 
 def _is_apart(fast: Figures, slow: Figures) -> bool:
-    """Whether an engine is faster than another one whatever else the machine did."""
+    """Whether an engine is faster than another one, however busy the machine was."""
     return fast.bounds is not None and slow.bounds is not None and slow.bounds[0] > (1 + MARGINS[0]) * fast.bounds[1]
 
 

@@ -34,8 +34,8 @@ from foundation.measure.turns import half_width
 CLEAN = 0.05
 """Share of a call that its threads may wait for a core in an undisturbed one."""
 OWN_WAITS_MS = 0.4
-"""What threads of a call may wait for each other. On a quiet machine a call of OpenVINO's with two threads, which takes 0.4 ms, waits for
-0.1 to 0.3 ms; other work lets nobody wait for less than a time slice of the kernel, 0.75 to 4 ms."""
+"""Longest time for which the threads of an undisturbed call wait for each other. On a quiet machine two threads of OpenVINO wait 0.1 to
+0.3 ms in a call of 0.4 ms. Other work makes a thread wait for a time slice of the kernel, which is 0.75 to 4 ms."""
 MIN_CLEAN = 6
 WAITED = 0.5
 NOISY = 0.25
@@ -63,7 +63,7 @@ class Turn:
     @property
     def clean(self) -> NDArray[np.bool_]:
         """Which samples are undisturbed; all where the engine does not report it."""
-        return np.ones(len(self.wall), bool) if self.waited is None else self.waited <= np.maximum(CLEAN * self.wall, OWN_WAITS_MS)
+        return np.ones(len(self.wall), bool) if self.waited is None else is_undisturbed(self.wall, self.waited)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Figures:
     estimated: bool
     busy: bool
     bounds: tuple[float, float] | None = None
-    """What the median of undisturbed calls lies between, ms; None where no processor time is reported."""
+    """Lower and upper bound of the median of undisturbed calls, ms; None where no processor time is reported."""
 
     @property
     def p50(self) -> float:
@@ -93,9 +93,9 @@ class Figures:
         return float(np.median(self.samples))
 
 
-def is_undisturbed(wall_ms: float, waited_ms: float) -> bool:
-    """Whether a call waited for nothing but its own threads."""
-    return waited_ms <= max(CLEAN * wall_ms, OWN_WAITS_MS)
+def is_undisturbed(wall_ms: Floats | float, waited_ms: Floats | float) -> NDArray[np.bool_]:
+    """Returns for each call whether its threads waited only for each other."""
+    return np.less_equal(waited_ms, np.maximum(np.multiply(CLEAN, wall_ms), OWN_WAITS_MS))
 
 
 def enough(count: int, seconds: float, least: int, most: int, limit_s: float) -> bool:
@@ -158,7 +158,7 @@ def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None 
 
 
 def _bounds(turns: Sequence[Turn], threads: int) -> tuple[float, float]:
-    """Returns what the median of undisturbed calls lies between: at best all threads share the work, and waiting adds time."""
+    """Returns a lower and an upper bound of the median of undisturbed calls: threads at best share the work, and waiting adds time."""
     work = np.concatenate([turn.cpu for turn in turns if turn.cpu is not None])
     return float(work.min()) / threads, float(np.median(np.concatenate([turn.wall for turn in turns])))
 

@@ -79,7 +79,7 @@ def check_loss(
         raise InputError(f"{key}.loss", "cosine given", "it learns scores, and the train rows have none", "give ranking or triplet")
     if loss == "margin_mse" and margins is None:
         learns = "it learns margins between positives and negatives, and the train rows have none"
-        raise InputError(f"{key}.loss", "margin_mse given", f"{learns}", "set data.columns.margin, or distill with it")
+        raise InputError(f"{key}.loss", "margin_mse given", learns, "set data.columns.margin, or distill with it")
     name = chosen(cast("PairLoss | None", loss), labels)
     largest = float(np.abs(margins).max()) if margins is not None and name == "margin_mse" else 0.0
     if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):

@@ -173,7 +173,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     """
     empty_caches()
     if not len(training.split):
-        raise InputError(f"{training.label}", "no rows to train on", remedy="give a train split")
+        raise InputError(training.label, "no rows to train on", remedy="give a train split")
     if training.split.together > 1:
         check_together(training.config, training.split, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):

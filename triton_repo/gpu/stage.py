@@ -50,7 +50,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
     builds = read(Exported, parent.path / EXPORTED).builds
     build, half = deployed(builds)
     if build.variant not in context.predictions:
-        raise InputError(f"{build.variant}", "was not evaluated in torch, so there are no golden logits")
+        raise InputError(build.variant, "was not evaluated in torch, so there are no golden logits")
     logits = load_logits(context.predictions[build.variant])
     rows = context.data.evaluation.rows
     chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)

@@ -26,7 +26,7 @@ class LayerGain(Document):
     name: str = "unnamed"
     """Its name."""
     gain: Number = 0.0
-    """What keeping it in float saves."""
+    """Error that the layer saves in float."""
     alone: Number = 0.0
     """The error if it alone is quantized."""
     weights: Number = 0.0
@@ -100,7 +100,7 @@ class Change(Document):
 
 
 class ComponentScan(Document):
-    """What removing a share of one component of a block costs: (share, distance or metric) by share."""
+    """Cost of removing shares of one component of a block: (share, distance or metric) for each share."""
 
     name: str = ""
     """The layer that the component feeds."""
@@ -177,7 +177,7 @@ class Counts(Document):
     counts: tuple[Number, ...] = ()
     """Heads or neurons of a block."""
     ms: tuple[Number, ...] = ()
-    """What they add, ms."""
+    """Latency that they add, ms."""
 
 
 class LatencyTable(Document):
@@ -224,7 +224,7 @@ class Pruning(Document):
     method: str | None = None
     """`prune.method`."""
     measure: str | None = None
-    """What `sparsity` is a share of."""
+    """Unit of `sparsity`."""
     sparsity: Number | None = None
     """Share that was removed."""
     cost: Change = Change()
@@ -272,7 +272,7 @@ class Groups(Document):
     metric: str | None = None
     """The metric of the groups; absent in earlier runs."""
     quantiles: tuple[float, ...] = ()
-    """Which quantiles."""
+    """The quantiles that are listed."""
     before: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     """Before training with the penalty."""
     after: dict[str, tuple[float, ...]] = Field(default_factory=dict)
@@ -280,7 +280,7 @@ class Groups(Document):
 
 
 class Unread(Document):
-    """What no layer reads any more."""
+    """Heads and neurons that no layer reads any more."""
 
     heads: int | None = None
     """Heads; null if unknown."""
@@ -304,9 +304,9 @@ class Sparsity(Document):
     groups: Groups = Groups()
     """The groups of the lasso."""
     unread: Unread = Unread()
-    """What has no effect."""
+    """Heads and neurons without effect."""
     speed: str = ""
-    """What the pattern gains in an engine."""
+    """Gain of the pattern in an engine."""
 
 
 class Operation(Document):

@@ -106,7 +106,7 @@ def _sound_preprocessor(checkpoint: Path, config: Mapping[str, object], task: Ta
     buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
     if buckets[0] < sound["least"]:
         least = f"this {config.get('model_type')} reads {sound['least']} samples or more ({sound['sampling_rate']} a second)"
-        raise InputError("target.sequence_lengths", f"{buckets[0]} given", f"{least}")
+        raise InputError("target.sequence_lengths", f"{buckets[0]} given", least)
     names = (INPUT, "attention_mask") if masked else (INPUT,)
     return Preprocessor("audio", names, labels, task, max_length, buckets, response=response, sound=sound)
 

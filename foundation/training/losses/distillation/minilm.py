@@ -49,7 +49,7 @@ class MiniLM(Loss):
 
         student, teacher = setting.student, setting.teacher
         if not setting.same_heads:
-            raise InputError(setting.key, "minilm given", f"{setting.heads}", "give minilmv2, which works with any numbers")
+            raise InputError(setting.key, "minilm given", setting.heads, "give minilmv2, which works with any numbers")
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({teacher.layers - 1}))
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
