@@ -91,11 +91,11 @@ def write(checkpoint: Checkpoint, out: Path) -> None:
 
     Args:
         checkpoint: A quantized decoder without `obstacle`.
-        out: Folder to write; made, with its parents.
+        out: Folder to write: empty, or made with its parents.
     """
     assert obstacle(checkpoint) is None, obstacle(checkpoint)
     layers, floating = load_quantization(checkpoint.folder)
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
     for file in sorted(checkpoint.folder.glob("model*.safetensors")):
         tensors = converted(load_file(file), layers)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, helper
@@ -36,9 +35,6 @@ from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 HIDDEN = "last_hidden_state"
 """Files that both backends read."""
@@ -65,28 +61,36 @@ def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
     Raises:
         InputError: The checkpoint is of another task, the build has neither engine, or `out` exists.
     """
-    config = checkpoint.config
-    if not getattr(config, EMBEDDING_KEY, None):
-        tasks = [task for task, row in TASKS.items() if row.embeds_texts]
-        raise InputError(
-            f"{checkpoint.folder}", "no model whose answers are vectors of texts", remedy=f"give a checkpoint of {' or '.join(tasks)}"
-        )
     if out.exists():
         raise InputError(f"{out}", "exists", remedy="give a folder that does not")
-    missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint.folder / name).is_file()]
-    if missing:
-        stock = "its layers differ in size, and sentence-transformers asks for a stock config"
-        raise InputError(f"{checkpoint.folder}", f"no {missing[0]}", f"{stock}")
+    check_embeds(checkpoint)
     files = _engine_files(build)
     out.mkdir(parents=True)
-    _write_settings(checkpoint, config, out)
+    write_settings(checkpoint, out)
     if ONNX in files:
         from export.graph.onnx import save
 
         save(as_hidden_states(with_float_activations(Graph(files[ONNX]).load())), out / "onnx" / "model.onnx")
     if NETWORK in files:
-        _write_openvino(files[NETWORK], out / "openvino/openvino_model.xml")
+        write_network(files[NETWORK], out / "openvino/openvino_model.xml")
     return out
+
+
+def check_embeds(checkpoint: Checkpoint) -> None:
+    """Raises if sentence-transformers cannot read the settings of a checkpoint.
+
+    Raises:
+        InputError: The checkpoint is of another task, or has a shape of its own.
+    """
+    if not getattr(checkpoint.config, EMBEDDING_KEY, None):
+        tasks = [task for task, row in TASKS.items() if row.embeds_texts]
+        raise InputError(
+            f"{checkpoint.folder}", "no model whose answers are vectors of texts", remedy=f"give a checkpoint of {' or '.join(tasks)}"
+        )
+    missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint.folder / name).is_file()]
+    if missing:
+        stock = "its layers differ in size, and sentence-transformers asks for a stock config"
+        raise InputError(f"{checkpoint.folder}", f"no {missing[0]}", f"{stock}")
 
 
 def _engine_files(build: Path) -> dict[str, Path]:
@@ -105,7 +109,8 @@ def _engine_files(build: Path) -> dict[str, Path]:
     return found
 
 
-def _write_settings(checkpoint: Checkpoint, config: PreTrainedConfig, out: Path) -> None:
+def write_settings(checkpoint: Checkpoint, out: Path) -> None:
+    """Writes config, tokenizer, prompts, and the modules Transformer and Pooling with the mode cls to an existing folder."""
     for file in sorted(checkpoint.folder.iterdir()):
         if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
             shutil.copyfile(file, out / file.name)
@@ -122,7 +127,7 @@ def _write_settings(checkpoint: Checkpoint, config: PreTrainedConfig, out: Path)
     )
     (out / POOLING).mkdir()
     modes = {key: pooling == "cls" for pooling, (_, key) in THEIR_NAMES.items()}  # the mean is taken too where its key is missing
-    write_json(out / POOLING / "config.json", {"word_embedding_dimension": width_of(config), **modes})
+    write_json(out / POOLING / "config.json", {"word_embedding_dimension": width_of(checkpoint.config), **modes})
 
 
 def as_hidden_states(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -158,8 +163,8 @@ def with_float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _write_openvino(network: Path, file: Path) -> None:
-    """Writes a network of OpenVINO with the output `last_hidden_state`."""
+def write_network(network: Path, file: Path) -> None:
+    """Writes a network of OpenVINO with the output `last_hidden_state`, and its weights; the folder of `file` is made."""
     import numpy as np
     import openvino
     from openvino import opset13
@@ -172,5 +177,5 @@ def _write_openvino(network: Path, file: Path) -> None:
     for name, value in model.get_rt_info().items():
         if name == "runtime_options":
             changed.set_rt_info(value, [name])
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     openvino.save_model(changed, file, compress_to_fp16=False)

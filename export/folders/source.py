@@ -1,0 +1,179 @@
+"""What a folder for another program is written from, and what the writer says about it.
+
+    Source    a variant: its checkpoint, and its builds in the export of the run
+    Written   the engine whose figures hold for the folder, snippets that load it, and remarks
+
+Settings (config, tokenizer, preprocessor) are copied as they are, with one exception: a tokenizer of the class that Transformers 5 made up
+for tokenizer.json is given the older name where programs with Transformers 4 read the folder, such as Optimum.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from foundation.artifacts import exported
+from foundation.artifacts.artifact import write_json
+from foundation.core.engines import ENGINES, EngineFacts
+from foundation.core.errors import InputError
+from foundation.core.named import one_of
+from foundation.labels.facts import Facts
+from foundation.labels.tasks import TASKS, Task
+from foundation.models.folder import Checkpoint
+from foundation.models.own_shape import SHAPE_KEY, stock_type
+
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+OWN = frozenset({"manifest.json", "quantization.json", "quantization.safetensors", "README.md"})
+"""Files of a checkpoint that no other program reads; a folder has a README of its own."""
+WEIGHTS = (".safetensors", ".index.json")
+"""Endings of the files with weights."""
+NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4 knows too."""
+PLACE = "path/to/this/folder"
+"""Stands for the folder in snippets."""
+TEXT, PICTURE, SOUND = '"A text to read."', "picture.png", "sound.wav"
+"""What snippets let a model read."""
+Language = Literal["python", "js", "sh"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A variant of a run, from which a folder is written."""
+
+    variant: str
+    """Its id."""
+    checkpoint: Checkpoint
+    task: Task
+    export: Path | None
+    """Folder of the artifact of the stage `export`; None for a run without one."""
+    builds: tuple[exported.Build, ...]
+    """Its builds there, in order."""
+
+    @property
+    def facts(self) -> Facts:
+        """The facts about the task."""
+        return TASKS[self.task]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json, as they are."""
+        found: dict[str, Any] = json.loads((self.checkpoint.folder / CONFIG).read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def has_own_shape(self) -> bool:
+        """Whether layers differ in size, as pruning leaves them; no class of Transformers builds such a model."""
+        return SHAPE_KEY in self.config
+
+    def engine(self, fits: Callable[[EngineFacts], bool], ending: str, key: str) -> Built:
+        """Returns the first build with a running engine on a CPU whose file has an ending: of that engine the recommended mode.
+
+        Args:
+            fits: Which engines count.
+            ending: `.onnx` or `.xml`.
+            key: Start of the message.
+
+        Raises:
+            InputError: The run has no such engine for the variant.
+        """
+        for build in self.builds:
+            for engine in build.engines:
+                row = ENGINES[engine.engine]
+                if engine.runnable and row.serves == "cpu" and fits(row) and engine.file is not None and engine.file.endswith(ending):
+                    assert self.export is not None, "its builds are there"
+                    return Built(build, engine, self.export / engine.file)
+        able = one_of([name for name, row in ENGINES.items() if row.serves == "cpu" and fits(row)])
+        raise InputError(key, f"no engine of {self.variant} has such a file", remedy=f"name {able} in target.engines, and run again")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build, one of its engines, and the file that this engine opens."""
+
+    build: exported.Build
+    engine: exported.Engine
+    file: Path
+
+    @property
+    def float_precision(self) -> str:
+        """Precision of the layers that are not quantized."""
+        return self.engine.float_precision or self.build.float_precision
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Lines that load a folder."""
+
+    title: str
+    """The program."""
+    code: str
+    language: Language = "python"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a folder holds, for its model card."""
+
+    built: Built | None
+    """The engine that the folder is for; None: weights that a program builds its model from."""
+    snippets: tuple[Snippet, ...]
+    """How to load it, the plainest way first."""
+    remarks: tuple[str, ...] = ()
+    """What a reader has to know, a sentence each."""
+    as_torch: bool = False
+    """Without an engine: whether the program computes what torch computed in the run, so that the run's figures of torch hold."""
+    library: str = ""
+    """`library_name` of the card, where it is not the format's."""
+
+
+def copy_settings(source: Source, out: Path, *, older: bool = False) -> None:
+    """Copies config, tokenizer and preprocessor to a folder; files of weights and folders of modules are the caller's.
+
+    Args:
+        source: What is copied from.
+        out: An existing folder.
+        older: Whether programs with Transformers 4 read it. They get a stock model type too, where the checkpoint has a shape of its own:
+            the sizes are in the graph.
+    """
+    for file in sorted(source.checkpoint.folder.iterdir()):
+        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
+            shutil.copyfile(file, out / file.name)
+    if older:
+        for_transformers_4(out)
+        config = {key: value for key, value in stock_type(source.config).items() if key != SHAPE_KEY}
+        write_json(out / CONFIG, config)
+
+
+def for_transformers_4(folder: Path) -> None:
+    """Gives the tokenizer of a folder a class name that Transformers 4 knows, in place."""
+    file = folder / TOKENIZER
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.get("tokenizer_class") == NEW_CLASS:
+        write_json(file, {**settings, "tokenizer_class": OLD_CLASS})
+
+
+def reading(facts: Facts, kind: Literal["np", "pt"]) -> tuple[str, str]:
+    """Returns two pieces of a snippet: the lines that import, and the lines that make `features` of an input.
+
+    Args:
+        facts: The task.
+        kind: Arrays of NumPy, for a graph whose inputs are `names`, or tensors of torch.
+    """
+    chosen = "\nfeatures = {name: features[name] for name in names}" if kind == "np" else ""  # not all that a tokenizer gives are inputs
+    if facts.modality == "text":
+        pair = ', text_pair=["Another one."]' if "text_pair" in facts.columns and facts.reranks else ""
+        question = ', ["The text that holds the answer."]' if facts.finds_spans else ""
+        first = '["Which text?"]' if facts.finds_spans else f"[{TEXT}]"
+        lines = f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")\nfeatures = tokenizer({first}{question}{pair}, return_tensors="{kind}")'
+        return "from transformers import AutoTokenizer", lines + chosen
+    if facts.modality == "image":
+        lines = f'processor = AutoImageProcessor.from_pretrained("{PLACE}")\n'
+        lines += f'features = processor(images=Image.open("{PICTURE}"), return_tensors="{kind}")'
+        return "from PIL import Image\nfrom transformers import AutoImageProcessor", lines + chosen
+    lines = f'processor = AutoFeatureExtractor.from_pretrained("{PLACE}")\nsamples, rate = soundfile.read("{SOUND}", dtype="float32")\n'
+    lines += f'features = processor(samples, sampling_rate=rate, return_tensors="{kind}")'
+    return "import soundfile\nfrom transformers import AutoFeatureExtractor", lines + chosen
