@@ -361,6 +361,34 @@ def deploy(
     finish(work, verbose)
 
 
+@app.command(
+    epilog="Examples: compress publish runs/sst2-minilm --variant quantize --as onnx sst2-onnx; "
+    "HF_TOKEN=... compress publish runs/sst2-minilm --variant quantize --as openvino sst2-openvino --push my-team/sst2-int8"
+)
+def publish(
+    folder: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, new or empty, outside of the run.")],
+    *,
+    variant: Annotated[str, typer.Option("--variant", metavar="ID", help="The variant: the id of the stage that made it, or baseline.")],
+    form: Annotated[str, typer.Option("--as", metavar="FORMAT", help="transformers, compressed-tensors, onnx or openvino.")],
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="Licence for the model card; default: the base model's, if its card is here.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write a variant as a folder that other programs load, with a model card; nothing is sent anywhere without --push."""
+
+    def work() -> None:
+        from compress.commands.publish import publish as publish_variant
+
+        publish_variant(folder, out, variant=variant, form=form, push=push, licence=licence, log=typer.echo)
+
+    finish(work, verbose)
+
+
 @app.command("sentence-transformers", epilog="Example: compress sentence-transformers runs/stsb-embedding quantize-int8 vectors")
 def sentence_transformers(
     folder: RunFolder,

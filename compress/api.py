@@ -46,6 +46,7 @@ __all__ = [
     "load_recipe",
     "load_test",
     "plan",
+    "publish",
     "run",
     "search",
     "serve",
@@ -186,6 +187,27 @@ def deploy(folder: str | Path, out: str | Path, *, everything: bool = False) -> 
     from compress.commands.serve import deploy as deploy_run
 
     return deploy_run(Path(folder), Path(out), lambda line: None, everything)
+
+
+def publish(
+    folder: str | Path, out: str | Path, *, variant: str, form: str, push: str | None = None, licence: str | None = None
+) -> Path:
+    """Writes a variant as a folder that other programs load, with a model card; returns that folder.
+
+    Args:
+        folder: A finished run; it is never written to.
+        out: A new or empty folder outside of it.
+        variant: Id of the variant, such as `quantize`.
+        form: `transformers`, `compressed-tensors`, `onnx` or `openvino`.
+        push: ORG/NAME of a repository of the Hub that the folder is also uploaded to, with the token in HF_TOKEN; private where it is new.
+        licence: Id of the licence on the Hub; the base model's where absent, if its card is on this machine.
+
+    Raises:
+        InputError: There is no such variant, the format cannot hold it, the folder is not empty, or the Hub refuses it.
+    """
+    from compress.commands.publish import publish as publish_variant
+
+    return publish_variant(Path(folder), Path(out), variant=variant, form=form, push=push, licence=licence, log=lambda line: None)
 
 
 def serve(folder: str | Path) -> Service:

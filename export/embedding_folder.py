@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, helper
@@ -35,6 +36,9 @@ from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
+
+if TYPE_CHECKING:
+    import openvino
 
 HIDDEN = "last_hidden_state"
 """Files that both backends read."""
@@ -173,9 +177,17 @@ def write_network(network: Path, file: Path) -> None:
     vectors = model.get_results()[0].input_value(0)
     hidden = opset13.unsqueeze(vectors, opset13.constant(np.array([1], np.int64)))
     hidden.output(0).set_names({HIDDEN})
-    changed = openvino.Model([opset13.result(hidden)], model.get_parameters(), model.get_friendly_name())
+    changed = with_results(model, [opset13.result(hidden)])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    openvino.save_model(changed, file, compress_to_fp16=False)
+
+
+def with_results(model: openvino.Model, results: list[openvino.Node]) -> openvino.Model:
+    """Returns a network with other results, and with the properties that it is compiled with wherever it is read."""
+    import openvino
+
+    changed = openvino.Model(results, model.get_parameters(), model.get_friendly_name())
     for name, value in model.get_rt_info().items():
         if name == "runtime_options":
             changed.set_rt_info(value, [name])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    openvino.save_model(changed, file, compress_to_fp16=False)
+    return changed

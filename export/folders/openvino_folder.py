@@ -19,7 +19,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from export.embedding_folder import HIDDEN, check_embeds, write_network, write_settings
+from export.embedding_folder import HIDDEN, check_embeds, with_results, write_network, write_settings
 from export.folders.onnx_folder import LOGITS, SPANS, optimum, sentence_transformers
 from export.folders.source import PLACE, Built, Snippet, Source, Written, copy_settings, reading
 from foundation.core.errors import InputError
@@ -114,4 +114,4 @@ def _write_network(network: Path, file: Path, spans: bool) -> None:
         side = opset13.gather(logits, opset13.constant(np.int64(place)), opset13.constant(np.int64(2)))
         side.output(0).set_names({name})
         results.append(opset13.result(side))
-    openvino.save_model(openvino.Model(results, model.get_parameters(), model.get_friendly_name()), file, compress_to_fp16=False)
+    openvino.save_model(with_results(model, results), file, compress_to_fp16=False)
