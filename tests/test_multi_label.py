@@ -24,6 +24,7 @@ from foundation.training.finetune import Finetune
 from tests import without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
+from tests.once import made_once
 from tests.report_keys import undocumented
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -61,30 +62,44 @@ LONG: list[Any] = [
 """`test_entities` takes these stages in every test run."""
 
 
+def whole(folder: Path, stages: list[Any], layers: int) -> Path:
+    """Makes a run in a folder; returns the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foundation.measure.latency.measure", without_clocks.measure)
+        stages = [*stages, {"export": {}}, {"triton_repo": {"serve": False}}]
+        return run(recipe(folder, stages, layers), folder / "run", progress=ConsoleProgress("quiet")).folder
+
+
+def finished_run(factory: pytest.TempPathFactory) -> Path:
+    """Returns the run with the short stages, made once for all tests, which leave it alone; for modules with `engines_inside`."""
+    made: Path = made_once(factory, "multi-label run", lambda folder: whole(folder, SHORT, 1))
+    return made
+
+
 @pytest.mark.parametrize(("stages", "layers"), [(SHORT, 1), pytest.param(LONG, 2, marks=pytest.mark.slow)], ids=["short", "long"])
-def test_a_run_from_training_to_the_repository(stages: list[Any], layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
-    stages = [*stages, {"export": {}}, {"triton_repo": {"serve": False}}]
-    outcome = run(recipe(tmp_path, stages, layers), tmp_path / "run", progress=ConsoleProgress("quiet"))
-    report = outcome.report
+def test_a_run_from_training_to_the_repository(
+    stages: list[Any], layers: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = finished_run(tmp_path_factory) if stages is SHORT else whole(tmp_path, stages, layers)
+    report = json.loads((folder / "report.json").read_text())
     assert report["metric"] == {"name": "micro_f1", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
         assert variant["accuracy"]["torch"]["n"] == 60
     assert undocumented(report) == []
     logits, labels = load_predictions(
-        next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")), "multi-label-classification"
+        next(folder.glob("stages/evaluate-quantize-*/torch.safetensors")), "multi-label-classification"
     )
     assert (logits.shape, labels.array.shape, labels.array.dtype) == ((60, 3), (60, 3), np.bool_)
-    repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
+    repository = next(folder.glob("stages/triton_repo-*/model_repository"))
     config = (repository / "quantize-int8" / "config.pbtxt").read_text()
     assert config.count("dims: 3") == 3  # LABEL, SCORE, LOGITS
     assert Preprocessor.load(repository / "quantize-int8" / "1").response == "labels"
-    tuned = Checkpoint(next((tmp_path / "run").glob("stages/finetune-*"))).config
+    tuned = Checkpoint(next(folder.glob("stages/finetune-*"))).config
     assert tuned.problem_type == "multi_label_classification"
     assert tuple(tuned.id2label.values()) == NAMES
-    lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
-    first = load_logits(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
+    lines = [json.loads(line) for line in (folder / "flips.jsonl").read_text().splitlines()]
+    first = load_logits(next(folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
     flips = {(line["row"], line["of"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
     assert flips == {(row, NAMES[label]) for row, label in np.argwhere((first > 0) != (logits > 0)).tolist()}
     for line in lines:

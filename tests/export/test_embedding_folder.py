@@ -17,7 +17,11 @@ from compress.run.prepare import prepare
 from export.builds import Build
 from export.embedding_folder import write_folder
 from export.export import Export
+from export.folders.source import PLACE, Source
+from export.folders.table import FORMATS
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Exported
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
@@ -103,6 +107,32 @@ def test_the_files_are_those_that_sentence_transformers_reads(stages: Path, tmp_
     names = {file.name for file in out.iterdir()}
     assert {"config.json", "tokenizer.json", "sentence_bert_config.json", "config_sentence_transformers.json"} <= names
     assert not [name for name in names if name.endswith(".safetensors")]
+
+
+def test_published_folders_hold_the_same_vectors_under_the_names_of_each_format(stages: Path, tmp_path: Path) -> None:
+    checkpoint, build = parts(stages)
+    exported = read(Exported, build.parent / "export.json")
+    source = Source("quantize", checkpoint, "sentence-embedding", build.parent, exported.builds)
+    given, alone = features(checkpoint), write_folder(checkpoint, build, tmp_path / "alone")
+    graphs = {"onnx": "onnx/model_quantized.onnx", "openvino": "openvino_model.xml"}
+    for form, name in graphs.items():
+        (tmp_path / form).mkdir()
+        found = FORMATS[form].write(source, tmp_path / form)
+        assert found.library == "sentence-transformers"
+        assert {"modules.json", "1_Pooling", "config.json", "tokenizer.json", name.partition("/")[0]} <= {
+            file.name for file in (tmp_path / form).iterdir()
+        }
+        names: dict[str, Any] = {}
+        exec(found.snippets[0].code.replace(PLACE, str(tmp_path / form)), names)
+        assert names["vectors"].shape == (1, 8)
+    (expected,) = InferenceSession(alone / "onnx" / "model.onnx").run(["last_hidden_state"], given)
+    (vectors,) = InferenceSession(tmp_path / "onnx" / graphs["onnx"]).run(["last_hidden_state"], given)
+    np.testing.assert_array_equal(vectors, expected)
+    core, hint = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    theirs, ours = (
+        core.compile_model(file, "CPU", hint)(given)[0] for file in (alone / "openvino/openvino_model.xml", tmp_path / "openvino" / graphs["openvino"])
+    )
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_cannot_be_written_is_refused_in_one_line(stages: Path, tmp_path: Path) -> None:
