@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from compress.commands.model_card import FILE, UNKNOWN, Origin, Published, card
 from compress.recipe import Recipe, check
 from compress.report import evaluations
@@ -67,7 +69,7 @@ def publish(
     entry = next((one for one in report.variants if one.id == variant), None)
     if entry is None:
         raise InputError(f"{run.folder}", f"its report has no variant {variant}", remedy="`compress report` writes it again")
-    origin = _origin(run, check(run.recipe), entry.stages, licence)
+    origin = _origin(check(run.recipe), entry.stages, licence)
     with artifact.writing(out.absolute()) as temporary:
         written = FORMATS[form].write(source, temporary)
         published = Published(report, entry, TASKS[source.task], FORMATS[form], written, origin)
@@ -126,21 +128,29 @@ def _check_empty(out: Path) -> None:
         raise InputError(f"{out}", "not empty", "nothing is overwritten", "give a new folder")
 
 
-def _origin(run: Run, recipe: Recipe, stages: tuple[str, ...], licence: str | None) -> Origin:
+def _origin(recipe: Recipe, stages: tuple[str, ...], licence: str | None) -> Origin:
     """Returns where a variant comes from: base model, licence, data and steps."""
-    path, steps = recipe.model.path, tuple(_steps(recipe, stages))
-    data = str(recipe.data.path)
-    dataset = data if HUB_ID.fullmatch(data) and "/" in data and not is_local(data) else None
+    path, steps, data = recipe.model.path, tuple(_steps(recipe, stages)), recipe.data.path
+    dataset = data if _is_of_hub(data, "dataset") else None
     if path is None:
         return Origin(licence or UNKNOWN, None, "random weights", dataset, steps)
-    front = _front_matter(path)
-    named = front.get("license")
-    known = licence or (named if isinstance(named, str) else None) or UNKNOWN
-    if is_local(path):
-        base = front.get("base_model")
-        base = base if isinstance(base, str) else None
-        return Origin(known, base, f"the folder `{Path(path).name}`" + (f", made from {base}" if base else ""), dataset, steps)
-    return Origin(known, path, f"[{path}](https://huggingface.co/{path})", dataset, steps)
+    of_hub = _is_of_hub(path, "model")
+    front = _front_matter(path, of_hub)
+    named, above = front.get("license"), front.get("base_model")
+    known = licence or (named if isinstance(named, str) else UNKNOWN)
+    if of_hub:
+        return Origin(known, path, f"[{path}](https://huggingface.co/{path})", dataset, steps)
+    base = above if isinstance(above, str) else None
+    return Origin(known, base, f"the folder `{Path(path).name}`" + (f", made from {base}" if base else ""), dataset, steps)
+
+
+def _is_of_hub(path: str, kind: str) -> bool:
+    """Whether a path of the recipe names a repository of the Hub: it was downloaded to this machine, and is no folder here. A relative path
+    of another working folder looks the same otherwise."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return bool(HUB_ID.fullmatch(path)) and not is_local(path) and Path(HF_HUB_CACHE, repo_folder_name(repo_id=path, repo_type=kind)).is_dir()
 
 
 def _steps(recipe: Recipe, stages: tuple[str, ...]) -> Iterator[tuple[str, str, Mapping[str, object]]]:
@@ -151,15 +161,15 @@ def _steps(recipe: Recipe, stages: tuple[str, ...]) -> Iterator[tuple[str, str, 
             yield stage.id, stage.NAME, {key: value for key, value in settings.items() if key not in ("id", "input")}
 
 
-def _front_matter(path: str) -> dict[str, Any]:
+def _front_matter(path: str, of_hub: bool) -> dict[str, Any]:
     """Returns the front matter of the card of a model, where the card is on this machine; empty where it is not."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.repocard import metadata_load
 
-    file = Path(path).expanduser() / FILE if is_local(path) else try_to_load_from_cache(path, FILE)
+    file = try_to_load_from_cache(path, FILE) if of_hub else Path(path).expanduser() / FILE
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return {}
     try:
         return metadata_load(file) or {}
-    except ValueError:  # a card of somebody else: its metadata is no map
+    except (ValueError, YAMLError):  # a card of somebody else, whose metadata is no map: it names no licence
         return {}

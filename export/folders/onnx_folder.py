@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from export.embedding_folder import HIDDEN, as_hidden_states, check_embeds, with_float_activations, write_settings
-from export.folders.source import PLACE, Snippet, Source, Written, copy_settings, reading
+from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, copy_settings, reading
 from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
@@ -37,8 +37,6 @@ QUANTIZED = "model_quantized.onnx"
 DTYPES = {FLOAT: "fp32", QUANTIZED: "q8", BITS[4]: "q4"}
 """What transformers.js calls the files."""
 LOGITS, SPANS = "logits", ("start_logits", "end_logits")
-IN_BROWSERS = frozenset({"text-classification", "token-classification", "question-answering", "image-classification"})
-"""Tasks of the Hub whose `pipeline` of transformers.js reads exactly what these graphs read."""
 
 
 def write(source: Source, out: Path) -> Written:
@@ -57,7 +55,7 @@ def write(source: Source, out: Path) -> Written:
     check_task(source, key)
     if source.facts.embeds_texts:
         check_embeds(source.checkpoint)
-    built = source.engine(lambda row: row.generates is None, ".onnx", key)
+    built = source.engine("ONNX Runtime", key)
     model = with_float_activations(Graph(built.file).load())
     if source.facts.embeds_texts:
         write_settings(source.checkpoint, out)
@@ -115,17 +113,21 @@ def snippets(facts: Facts, name: str) -> tuple[Snippet, ...]:
     plain = f"import onnxruntime\n{imports}\n\n{session}\n{lines}\n{run}"
     found = [Snippet("ONNX Runtime", plain)]
     if facts.embeds_texts:
-        found.append(sentence_transformers("onnx", f'{{"file_name": "{FOLDER}/{name}"}}'))
+        found.append(sentence_transformers(f'backend="onnx", model_kwargs={{"file_name": "{FOLDER}/{name}"}}'))
     else:
         found.append(optimum(facts, "onnxruntime", "ORT", f'file_name="{name}"'))
-    if facts.embeds_texts or facts.pipeline_tag in IN_BROWSERS:
-        task, options = ("feature-extraction", ', { pooling: "cls" }') if facts.embeds_texts else (facts.pipeline_tag, "")
-        given = '"picture.png"' if facts.modality == "image" else '"Which text?", "The text that holds the answer."'
-        given = given if facts.modality == "image" or facts.finds_spans else '"A text to read."'
-        code = f'import {{ pipeline }} from "@huggingface/transformers";\n\n'
-        code += f'const model = await pipeline("{task}", "{PLACE}", {{ dtype: "{DTYPES[name]}" }});\n'
-        found.append(Snippet("transformers.js", f"{code}const output = await model({given}{options});", "js"))
+    if facts.embeds_texts or (facts.modality != "audio" and (facts.answer.classifies or facts.tags or facts.finds_spans)):
+        found.append(_in_browsers(facts, name))
     return tuple(found)
+
+
+def _in_browsers(facts: Facts, name: str) -> Snippet:
+    """Returns the lines of transformers.js: of the pipelines that read exactly what these graphs read."""
+    task, options = ("feature-extraction", ', { pooling: "cls" }') if facts.embeds_texts else (facts.pipeline_tag, "")
+    given = f'"{PICTURE}"' if facts.modality == "image" else '"Which text?", "The text that holds the answer."' if facts.finds_spans else TEXT
+    code = f'import {{ pipeline }} from "@huggingface/transformers";\n\n'
+    code += f'const model = await pipeline("{task}", "{PLACE}", {{ dtype: "{DTYPES[name]}" }});\n'
+    return Snippet("transformers.js", f"{code}const output = await model({given}{options});", "js")
 
 
 def optimum(facts: Facts, module: str, prefix: str, options: str) -> Snippet:
@@ -143,15 +145,10 @@ def optimum(facts: Facts, module: str, prefix: str, options: str) -> Snippet:
     return Snippet("Optimum", f"from optimum.{module} import {kind}\n{imports}\n\n{lines}\n{model}\noutputs = model(**features)")
 
 
-def sentence_transformers(backend: str, options: str) -> Snippet:
-    """Returns the lines that load a folder in sentence-transformers.
-
-    Args:
-        backend: `onnx` or `openvino`.
-        options: `model_kwargs`.
-    """
-    model = f'model = SentenceTransformer("{PLACE}", backend="{backend}", model_kwargs={options})'
-    lines = f'from sentence_transformers import SentenceTransformer\n\n{model}\nvectors = model.encode(["A text to read."])'
+def sentence_transformers(options: str) -> Snippet:
+    """Returns the lines that load a folder in sentence-transformers, with further arguments."""
+    model = f'model = SentenceTransformer("{PLACE}", {options})'
+    lines = f'from sentence_transformers import SentenceTransformer\n\n{model}\nvectors = model.encode([{TEXT}])'
     return Snippet("sentence-transformers", lines)
 
 

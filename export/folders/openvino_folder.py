@@ -50,7 +50,7 @@ def write(source: Source, out: Path) -> Written:
         return _copied(source, out, key)
     if facts.embeds_texts:
         check_embeds(source.checkpoint)
-    built = source.engine(lambda row: row.generates is None, ".xml", key)
+    built = source.engine("OpenVINO", key)
     if facts.embeds_texts:
         write_settings(source.checkpoint, out)
         write_network(built.file, out / NETWORK)
@@ -69,13 +69,13 @@ def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
     asked = "\n".join(f'{output} = answers["{output}"]' for output in outputs)
     more = "\nvectors = last_hidden_state[:, 0]" if facts.embeds_texts else ""
     plain = Snippet("OpenVINO", f"import openvino\n{imports}\n\n{compiled}\n{lines}\nanswers = model(features)\n{asked}{more}")
-    other = sentence_transformers("openvino", f'{{"ov_config": {given}}}') if facts.embeds_texts else None
+    other = sentence_transformers(f'backend="openvino", model_kwargs={{"ov_config": {given}}}') if facts.embeds_texts else None
     return plain, other or optimum(facts, "intel", "OV", f"ov_config={given}")
 
 
 def _copied(source: Source, out: Path, key: str) -> Written:
     """Copies the folder of a decoder that an engine answers prompts from."""
-    built = source.engine(lambda row: row.generates == "decoder" and row.proposed_to, ".xml", key)
+    built = source.engine("OpenVINO GenAI", key)
     copy_settings(source, out)  # those of the engine's folder come after: it reads them
     shutil.copytree(built.file.parent, out, dirs_exist_ok=True)
     given = _properties(built)

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from foundation.artifacts import exported
 from foundation.artifacts.artifact import write_json
-from foundation.core.engines import ENGINES, EngineFacts
+from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
-from foundation.core.named import one_of
 from foundation.labels.facts import Facts
 from foundation.labels.tasks import TASKS, Task
 from foundation.models.folder import Checkpoint
@@ -69,12 +67,11 @@ class Source:
         """Whether layers differ in size, as pruning leaves them; no class of Transformers builds such a model."""
         return SHAPE_KEY in self.config
 
-    def engine(self, fits: Callable[[EngineFacts], bool], ending: str, key: str) -> Built:
-        """Returns the first build with a running engine on a CPU whose file has an ending: of that engine the recommended mode.
+    def engine(self, title: str, key: str) -> Built:
+        """Returns an engine that runs, in its recommended mode, from the first build that has it.
 
         Args:
-            fits: Which engines count.
-            ending: `.onnx` or `.xml`.
+            title: Its name in prose (`foundation.core.engines`).
             key: Start of the message.
 
         Raises:
@@ -82,12 +79,11 @@ class Source:
         """
         for build in self.builds:
             for engine in build.engines:
-                row = ENGINES[engine.engine]
-                if engine.runnable and row.serves == "cpu" and fits(row) and engine.file is not None and engine.file.endswith(ending):
+                if ENGINES[engine.engine].title == title and engine.runnable and engine.file is not None:
                     assert self.export is not None, "its builds are there"
                     return Built(build, engine, self.export / engine.file)
-        able = one_of([name for name, row in ENGINES.items() if row.serves == "cpu" and fits(row)])
-        raise InputError(key, f"no engine of {self.variant} has such a file", remedy=f"name {able} in target.engines, and run again")
+        (name,) = (name for name, row in ENGINES.items() if row.title == title)
+        raise InputError(key, f"{title} runs no build of it in this run", remedy=f"name {name} in target.engines, and run again")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from cli import app
 from compress.api import publish
 from compress.commands import publish as command
+from compress.recipe import check
 from foundation.artifacts.artifact import files_below
 from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError
@@ -116,3 +117,44 @@ def test_what_is_not_there_is_refused_before_anything_is_written(
     assert problem.key == key
     assert allowed in problem.allowed
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("card", "given", "licence", "base"),
+    [
+        ("---\nlicense: mit\nbase_model: team/bert\n---\n", None, "mit", "team/bert"),
+        ("---\nlicense: mit\n---\n", "apache-2.0", "apache-2.0", None),
+        ("---\nlicense: [a, b]\n---\n", None, "unknown", None),
+        ("---\n: : :\n---\n", None, "unknown", None),
+        (None, None, "unknown", None),
+    ],
+)
+def test_licence_and_base_model_are_those_of_the_card_of_the_model(
+    card: str | None, given: str | None, licence: str, base: str | None, tmp_path: Path
+) -> None:
+    model = tmp_path / "bert"
+    model.mkdir()
+    if card is not None:
+        (model / "README.md").write_text(card)
+    recipe = check(
+        {
+            "name": "x",
+            "model": {"path": str(model), "task": "text-classification"},
+            "data": {"path": "team/data"},
+            "stages": [{"quantize": {"rounding": "gptq"}}],
+        }
+    )
+    found = command._origin(recipe, ("baseline", "quantize"), given)
+    assert (found.licence, found.base, found.dataset) == (licence, base, None)
+    assert found.steps == (("quantize", "quantize", {"rounding": "gptq"}),)
+    assert str(tmp_path) not in found.source
+
+
+def test_an_id_of_the_hub_was_downloaded_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    assert not command._is_of_hub("team/bert", "model")  # a relative path, as far as anybody knows
+    (tmp_path / "models--team--bert").mkdir()
+    assert command._is_of_hub("team/bert", "model")
+    assert not command._is_of_hub("team/bert", "dataset")
+    assert not command._is_of_hub(str(tmp_path), "model")
