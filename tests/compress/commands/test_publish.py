@@ -152,7 +152,6 @@ def test_licence_and_base_model_are_those_of_the_card_of_the_model(
 
 def test_an_id_of_the_hub_was_downloaded_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
     assert not command._is_of_hub("team/bert", "model")  # a relative path, as far as anybody knows
     (tmp_path / "models--team--bert").mkdir()
     assert command._is_of_hub("team/bert", "model")
