@@ -372,10 +372,12 @@ def publish(
     variant: Annotated[str, typer.Option("--variant", metavar="ID", help="The variant: the id of the stage that made it, or baseline.")],
     form: Annotated[str, typer.Option("--as", metavar="FORMAT", help="transformers, compressed-tensors, onnx or openvino.")],
     push: Annotated[
-        str | None, typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new.")
+        str | None,
+        typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new."),
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--license", metavar="ID", help="Licence for the model card; default: the base model's, if its card is here.")
+        str | None,
+        typer.Option("--license", metavar="ID", help="Licence for the model card; default: the base model's, if its card is here."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:

@@ -4,9 +4,9 @@
 
 RUN is a finished run of a task of texts whose models answer with logits, or with vectors. ENVIRONMENT holds one or more of Transformers,
 Optimum with ONNX Runtime (`pip install optimum-onnx onnxruntime`), Optimum Intel (`pip install optimum-intel openvino`) and
-sentence-transformers; formats whose library it lacks are named and left out. Every evaluation row is read. A row of the table is a format:
-the metric in the report for that engine, the metric of what the library answered, rows whose answer differs, and the largest difference of a
-logit.
+sentence-transformers; formats whose library it lacks are named and left out. Every evaluation row is read. A row of the table is a
+format: the metric in the report for that engine, the metric of what the library answered, rows whose answer differs, and the largest
+difference of a logit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
     facts, report = TASKS[recipe.model.task], Report.load(run.folder)
     rows = prepare(recipe, run.folder, ConsoleProgress("quiet")).data.evaluation
     exported = run.of_kind("engine")
-    print("| format | library | metric in the report | metric of the library | other answers | largest difference |\n| --- | --- | --- | --- | --- | --- |")
+    heads = ("format", "library", "metric in the report", "metric of the library", "other answers", "largest difference")
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     with tempfile.TemporaryDirectory() as scratch:
         for form, (library, engine, more) in (VECTORS if facts.embeds else LOGITS).items():
             out = publish(run.folder, Path(scratch) / form, variant=arguments.variant, form=form, licence=arguments.licence)
@@ -66,7 +67,9 @@ def main() -> None:
                 "folder": str(out), "texts": texts, "max_length": recipe.data.max_length, "out": f"{scratch}/{form}.npy",
                 "kind": facts.auto_class.removeprefix("AutoModel"), "arguments": more(out),
             }  # fmt: skip
-            done = subprocess.run([arguments.python, str(WORKER), library], input=json.dumps(request), capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [arguments.python, str(WORKER), library], input=json.dumps(request), capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 print(f"| {form} | {library} | not loaded: {done.stderr.strip().splitlines()[-1][:160]} | | | |")
                 continue

@@ -189,9 +189,7 @@ def deploy(folder: str | Path, out: str | Path, *, everything: bool = False) -> 
     return deploy_run(Path(folder), Path(out), lambda line: None, everything)
 
 
-def publish(
-    folder: str | Path, out: str | Path, *, variant: str, form: str, push: str | None = None, licence: str | None = None
-) -> Path:
+def publish(folder: str | Path, out: str | Path, *, variant: str, form: str, push: str | None = None, licence: str | None = None) -> Path:
     """Writes a variant as a folder that other programs load, with a model card; returns that folder.
 
     Args:

@@ -87,9 +87,7 @@ def test_a_run_from_training_to_the_repository(
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
         assert variant["accuracy"]["torch"]["n"] == 60
     assert undocumented(report) == []
-    logits, labels = load_predictions(
-        next(folder.glob("stages/evaluate-quantize-*/torch.safetensors")), "multi-label-classification"
-    )
+    logits, labels = load_predictions(next(folder.glob("stages/evaluate-quantize-*/torch.safetensors")), "multi-label-classification")
     assert (logits.shape, labels.array.shape, labels.array.dtype) == ((60, 3), (60, 3), np.bool_)
     repository = next(folder.glob("stages/triton_repo-*/model_repository"))
     config = (repository / "quantize-int8" / "config.pbtxt").read_text()

@@ -2,8 +2,8 @@
 
     python published_worker.py LIBRARY < request.json
 
-The request names folder, texts (a text, or a list of two), most tokens, class without its prefix, further arguments of `from_pretrained`, and
-the file that gets the answers, float32 [n, C]. Nothing of this project is imported.
+The request names folder, texts (a text, or a list of two), most tokens, class without its prefix, further arguments of `from_pretrained`,
+and the file that gets the answers, float32 [n, C]. Nothing of this project is imported.
 """
 
 from __future__ import annotations

@@ -150,15 +150,20 @@ def _steps(published: Published) -> Iterator[str]:
         said = "" if name == kind else f" ({kind})"
         yield f"{place}. `{name}`{said}: {_settings(settings)}"
     yield ""
-    yield f"compress {published.report.compress or 'of an unknown version'} made it, finished {published.report.created or 'at an unknown time'}."
-    shape = f"{phrases.count(published.variant.parameters)} parameters, {phrases.count(published.variant.macs)} multiply-accumulates for a row."
+    version, finished = published.report.compress or "of an unknown version", published.report.created or "at an unknown time"
+    yield f"compress {version} made it, finished {finished}."
+    shape = (
+        f"{phrases.count(published.variant.parameters)} parameters, {phrases.count(published.variant.macs)} multiply-accumulates for a row."
+    )
     yield f"It has {shape}"
 
 
 def _settings(settings: Mapping[str, object]) -> str:
     if not settings:
         return "default settings."
-    text = yaml.safe_dump(_without_paths(dict(settings)), default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
+    text = yaml.safe_dump(
+        _without_paths(dict(settings)), default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+    ).strip()
     return f"`{text}`; other settings are the defaults."
 
 
@@ -185,7 +190,8 @@ def _accuracies(published: Published) -> Iterator[str]:
         listed = ", ".join(f"{name} {phrases.figure(value, name)}" for name, value in others.items())
         yield f"\nOther metrics of this model: {listed}."
     if published.engine is None:
-        yield f"\nThe figures of `{variant.id}` are of quantized activations in {phrases.engine_name(REFERENCE)}; this format was not measured."
+        where = phrases.engine_name(REFERENCE)
+        yield f"\nThe figures of `{variant.id}` are of quantized activations in {where}; this format was not measured."
 
 
 def _row(variant: Variant, engine: str, metric: str, baseline: Variant) -> str:
@@ -211,7 +217,11 @@ def _latencies(published: Published) -> Iterator[str]:
     yield "| batch | tokens | threads | median, ms | 95 % interval | 90th percentile, ms | rows per second |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for row in rows:
-        spread = None if row.interval_ms is None else f"{phrases.milliseconds(row.interval_ms[0])} to {phrases.milliseconds(row.interval_ms[-1])}"
+        spread = (
+            None
+            if row.interval_ms is None
+            else f"{phrases.milliseconds(row.interval_ms[0])} to {phrases.milliseconds(row.interval_ms[-1])}"
+        )
         trust = " (the machine was busy)" if row.busy else ""
         cells = [
             str(row.batch),
@@ -243,7 +253,8 @@ def _machine(published: Published, row: Latency) -> str:
     device = f"{environment.cpu or 'an unknown processor'}{features}, {environment.cores or 'unknown'} cores{memory}"
     if row.device not in (None, "cpu"):
         device = ", ".join(environment.gpus or ("an unknown GPU",))
-    library = ENGINES[row.engine].library if row.engine in ENGINES else ""
+    engine = ENGINES.get(row.engine or "")
+    library = "" if engine is None else engine.library
     version = environment.versions.get(library)
     return device if version is None else f"{device}; {library} {version}"
 
@@ -266,7 +277,8 @@ def _integers(published: Published) -> Iterator[str]:
     yield f"  with both products of attention {phrases.share(engine.int8_share_all)}."
     if engine.int4_share:
         yield f"- {phrases.share(engine.int4_share)} of them read int4 weights."
-    yield f"- {phrases.share(engine.integer_weights)} of the weights are stored as integers; the files have {phrases.size(engine.size_bytes)}."
+    size = phrases.size(engine.size_bytes)
+    yield f"- {phrases.share(engine.integer_weights)} of the weights are stored as integers; the files have {size}."
 
 
 def _origin(published: Published) -> Iterator[str]:

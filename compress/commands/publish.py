@@ -35,7 +35,14 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def publish(
-    folder: Path, out: Path, *, variant: str, form: str, push: str | None = None, licence: str | None = None, log: Callable[[str], None] = print
+    folder: Path,
+    out: Path,
+    *,
+    variant: str,
+    form: str,
+    push: str | None = None,
+    licence: str | None = None,
+    log: Callable[[str], None] = print,
 ) -> Path:
     """Writes the folder of one variant.
 
@@ -150,7 +157,9 @@ def _is_of_hub(path: str, kind: str) -> bool:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
-    return bool(HUB_ID.fullmatch(path)) and not is_local(path) and Path(HF_HUB_CACHE, repo_folder_name(repo_id=path, repo_type=kind)).is_dir()
+    return (
+        bool(HUB_ID.fullmatch(path)) and not is_local(path) and Path(HF_HUB_CACHE, repo_folder_name(repo_id=path, repo_type=kind)).is_dir()
+    )
 
 
 def _steps(recipe: Recipe, stages: tuple[str, ...]) -> Iterator[tuple[str, str, Mapping[str, object]]]:

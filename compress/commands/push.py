@@ -29,7 +29,7 @@ def check_target(repository: str) -> None:
         InputError: The name is not one of the Hub, or there is no token.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented there, and not in its list of names
 
     try:
         validate_repo_id(repository)

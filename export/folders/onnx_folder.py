@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from export.embedding_folder import HIDDEN, as_hidden_states, check_embeds, with_float_activations, write_settings
-from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, copy_settings, reading
+from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, copy_settings, fit_to_graph, reading
 from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
@@ -61,7 +61,8 @@ def write(source: Source, out: Path) -> Written:
         write_settings(source.checkpoint, out)
         model = as_hidden_states(model)
     else:
-        copy_settings(source, out, older=True)
+        copy_settings(source, out)
+    fit_to_graph(source, out, [given.name for given in model.graph.input])
     if source.facts.finds_spans:
         model = as_spans(model)
     file = save(model, out / FOLDER / file_name(source))
@@ -124,8 +125,9 @@ def snippets(facts: Facts, name: str) -> tuple[Snippet, ...]:
 def _in_browsers(facts: Facts, name: str) -> Snippet:
     """Returns the lines of transformers.js: of the pipelines that read exactly what these graphs read."""
     task, options = ("feature-extraction", ', { pooling: "cls" }') if facts.embeds_texts else (facts.pipeline_tag, "")
-    given = f'"{PICTURE}"' if facts.modality == "image" else '"Which text?", "The text that holds the answer."' if facts.finds_spans else TEXT
-    code = f'import {{ pipeline }} from "@huggingface/transformers";\n\n'
+    question = '"Which text?", "The text that holds the answer."'
+    given = f'"{PICTURE}"' if facts.modality == "image" else question if facts.finds_spans else TEXT
+    code = 'import { pipeline } from "@huggingface/transformers";\n\n'
     code += f'const model = await pipeline("{task}", "{PLACE}", {{ dtype: "{DTYPES[name]}" }});\n'
     return Snippet("transformers.js", f"{code}const output = await model({given}{options});", "js")
 
@@ -148,7 +150,7 @@ def optimum(facts: Facts, module: str, prefix: str, options: str) -> Snippet:
 def sentence_transformers(options: str) -> Snippet:
     """Returns the lines that load a folder in sentence-transformers, with further arguments."""
     model = f'model = SentenceTransformer("{PLACE}", {options})'
-    lines = f'from sentence_transformers import SentenceTransformer\n\n{model}\nvectors = model.encode([{TEXT}])'
+    lines = f"from sentence_transformers import SentenceTransformer\n\n{model}\nvectors = model.encode([{TEXT}])"
     return Snippet("sentence-transformers", lines)
 
 

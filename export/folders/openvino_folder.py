@@ -21,7 +21,7 @@ from pathlib import Path
 
 from export.embedding_folder import HIDDEN, check_embeds, with_results, write_network, write_settings
 from export.folders.onnx_folder import LOGITS, SPANS, optimum, sentence_transformers
-from export.folders.source import PLACE, Built, Snippet, Source, Written, copy_settings, reading
+from export.folders.source import PLACE, Built, Snippet, Source, Written, copy_settings, fit_to_graph, reading
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
 
@@ -55,8 +55,9 @@ def write(source: Source, out: Path) -> Written:
         write_settings(source.checkpoint, out)
         write_network(built.file, out / NETWORK)
     else:
-        copy_settings(source, out, older=True)
+        copy_settings(source, out)
         _write_network(built.file, out / NETWORK, facts.finds_spans)
+    fit_to_graph(source, out, _inputs(out / NETWORK))
     return Written(built, snippets(facts, built), library="sentence-transformers" if facts.embeds_texts else "")
 
 
@@ -65,7 +66,9 @@ def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
     given = _properties(built)
     imports, lines = reading(facts, "np")
     outputs = [HIDDEN] if facts.embeds_texts else [*SPANS] if facts.finds_spans else [LOGITS]
-    compiled = f'model = openvino.Core().compile_model("{PLACE}/{NETWORK}", "CPU", {given})\nnames = [port.any_name for port in model.inputs]'
+    compiled = (
+        f'model = openvino.Core().compile_model("{PLACE}/{NETWORK}", "CPU", {given})\nnames = [port.any_name for port in model.inputs]'
+    )
     asked = "\n".join(f'{output} = answers["{output}"]' for output in outputs)
     more = "\nvectors = last_hidden_state[:, 0]" if facts.embeds_texts else ""
     plain = Snippet("OpenVINO", f"import openvino\n{imports}\n\n{compiled}\n{lines}\nanswers = model(features)\n{asked}{more}")
@@ -80,7 +83,9 @@ def _copied(source: Source, out: Path, key: str) -> Written:
     shutil.copytree(built.file.parent, out, dirs_exist_ok=True)
     given = _properties(built)
     own = "{" + ", ".join(part for part in given.strip("{}").split(", ") if OF_PIPELINES not in part) + "}"
-    pipeline = f'model = openvino_genai.LLMPipeline("{PLACE}", "CPU", **{given})\nprint(model.generate("Once upon a time", max_new_tokens=32))'
+    pipeline = (
+        f'model = openvino_genai.LLMPipeline("{PLACE}", "CPU", **{given})\nprint(model.generate("Once upon a time", max_new_tokens=32))'
+    )
     return Written(
         built,
         (
@@ -95,6 +100,12 @@ def _properties(built: Built) -> str:
     """Returns the settings that change answers, as a dict in Python."""
     given = built.engine.properties
     return "{" + ", ".join(f'"{name}": "{given[name]}"' for name in SETTINGS if name in given) + "}"
+
+
+def _inputs(network: Path) -> list[str]:
+    import openvino
+
+    return [port.any_name for port in openvino.Core().read_model(network).inputs]
 
 
 def _write_network(network: Path, file: Path, spans: bool) -> None:

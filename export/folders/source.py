@@ -3,20 +3,19 @@
     Source    a variant: its checkpoint, and its builds in the export of the run
     Written   the engine whose figures hold for the folder, snippets that load it, and remarks
 
-Settings (config, tokenizer, preprocessor) are copied as they are, with one exception: a tokenizer of the class that Transformers 5 made up
-for tokenizer.json is given the older name where programs with Transformers 4 read the folder, such as Optimum.
+Settings (config, tokenizer, preprocessor) are copied as they are for weights, and fitted to the graph for graphs (`fit_to_graph`).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from foundation.artifacts import exported
-from foundation.artifacts.artifact import write_json
+from foundation.artifacts.artifact import read_json, write_json
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
@@ -59,7 +58,7 @@ class Source:
     @property
     def config(self) -> dict[str, Any]:
         """The contents of config.json, as they are."""
-        found: dict[str, Any] = json.loads((self.checkpoint.folder / CONFIG).read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(self.checkpoint.folder / CONFIG)
         return found
 
     @property
@@ -126,30 +125,31 @@ class Written:
     """`library_name` of the card, where it is not the format's."""
 
 
-def copy_settings(source: Source, out: Path, *, older: bool = False) -> None:
-    """Copies config, tokenizer and preprocessor to a folder; files of weights and folders of modules are the caller's.
-
-    Args:
-        source: What is copied from.
-        out: An existing folder.
-        older: Whether programs with Transformers 4 read it. They get a stock model type too, where the checkpoint has a shape of its own:
-            the sizes are in the graph.
-    """
+def copy_settings(source: Source, out: Path) -> None:
+    """Copies config, tokenizer and preprocessor to an existing folder; files of weights and folders of modules are the caller's."""
     for file in sorted(source.checkpoint.folder.iterdir()):
         if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
             shutil.copyfile(file, out / file.name)
-    if older:
-        for_transformers_4(out)
-        config = {key: value for key, value in stock_type(source.config).items() if key != SHAPE_KEY}
-        write_json(out / CONFIG, config)
 
 
-def for_transformers_4(folder: Path) -> None:
-    """Gives the tokenizer of a folder a class name that Transformers 4 knows, in place."""
-    file = folder / TOKENIZER
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if settings.get("tokenizer_class") == NEW_CLASS:
-        write_json(file, {**settings, "tokenizer_class": OLD_CLASS})
+def fit_to_graph(source: Source, out: Path, inputs: Sequence[str]) -> None:
+    """Changes settings in a folder, so that programs with Transformers 4 read them, and its tokenizer gives what a graph reads.
+
+    The config gets a stock model type where the checkpoint has a shape of its own: the sizes are in the graph. The tokenizer gets a class
+    that Transformers 4 knows, and the names of the graph's inputs: classes differ in whether they give `token_type_ids`.
+
+    Args:
+        source: The variant.
+        out: A folder with its settings.
+        inputs: Names of the inputs of the graph.
+    """
+    config = read_json(out / CONFIG)
+    write_json(out / CONFIG, {key: value for key, value in stock_type(config).items() if key != SHAPE_KEY})
+    if source.facts.modality == "text":
+        file = out / TOKENIZER
+        settings = read_json(file) if file.is_file() else {}
+        kind = settings.get("tokenizer_class", NEW_CLASS)
+        write_json(file, {**settings, "tokenizer_class": OLD_CLASS if kind == NEW_CLASS else kind, "model_input_names": [*inputs]})
 
 
 def reading(facts: Facts, kind: Literal["np", "pt"]) -> tuple[str, str]:
@@ -164,7 +164,9 @@ def reading(facts: Facts, kind: Literal["np", "pt"]) -> tuple[str, str]:
         pair = ', text_pair=["Another one."]' if "text_pair" in facts.columns and facts.reranks else ""
         question = ', ["The text that holds the answer."]' if facts.finds_spans else ""
         first = '["Which text?"]' if facts.finds_spans else f"[{TEXT}]"
-        lines = f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")\nfeatures = tokenizer({first}{question}{pair}, return_tensors="{kind}")'
+        lines = (
+            f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")\nfeatures = tokenizer({first}{question}{pair}, return_tensors="{kind}")'
+        )
         return "from transformers import AutoTokenizer", lines + chosen
     if facts.modality == "image":
         lines = f'processor = AutoImageProcessor.from_pretrained("{PLACE}")\n'

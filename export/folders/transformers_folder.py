@@ -55,8 +55,8 @@ def described(source: Source) -> Written:
     remarks = []
     if scheme is not None:
         remarks.append(
-            f"The weights are on the grid of the scheme {scheme}, stored as floats: each is a scale times an integer. Transformers computes "
-            "with them in float; the file is as large as the float model's."
+            f"The weights are on the grid of the scheme {scheme}, stored as floats: each is a scale times an integer. Transformers "
+            "computes with them in float; the file is as large as the float model's."
         )
     if rounds:
         remarks.append(
@@ -73,10 +73,11 @@ def snippets(source: Source) -> tuple[Snippet, ...]:
         lines = f'model = SentenceTransformer("{PLACE}")\nvectors = model.encode(["A text to read."])'
         return (Snippet("sentence-transformers", f"from sentence_transformers import SentenceTransformer\n\n{lines}"),)
     if facts.two_towers:
-        lines = f'model = AutoModelForZeroShotImageClassification.from_pretrained("{PLACE}")\nprocessor = AutoProcessor.from_pretrained("{PLACE}")'
-        return (Snippet("Transformers", f"from transformers import AutoModelForZeroShotImageClassification, AutoProcessor\n\n{lines}"),)
+        loads = f'.from_pretrained("{PLACE}")'
+        lines = f"model = {facts.auto_class}{loads}\nprocessor = AutoProcessor{loads}"
+        return (Snippet("Transformers", f"from transformers import {facts.auto_class}, AutoProcessor\n\n{lines}"),)
     imports, lines = reading(facts, "pt")
-    last = 'model.generate(**features, max_new_tokens=32)' if facts.generates else "model(**features)"
+    last = "model.generate(**features, max_new_tokens=32)" if facts.generates else "model(**features)"
     named = "tokens" if facts.generates else "outputs"
     head, _, classes = imports.rpartition("import ")
     imports = f"{head}import {', '.join(sorted([classes, facts.auto_class]))}"

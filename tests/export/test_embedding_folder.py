@@ -130,7 +130,8 @@ def test_published_folders_hold_the_same_vectors_under_the_names_of_each_format(
     np.testing.assert_array_equal(vectors, expected)
     core, hint = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
     theirs, ours = (
-        core.compile_model(file, "CPU", hint)(given)[0] for file in (alone / "openvino/openvino_model.xml", tmp_path / "openvino" / graphs["openvino"])
+        core.compile_model(file, "CPU", hint)(given)[0]
+        for file in (alone / "openvino/openvino_model.xml", tmp_path / "openvino" / graphs["openvino"])
     )
     np.testing.assert_array_equal(ours, theirs)
 

@@ -25,7 +25,13 @@ ORIGIN = Origin(
     (("quantize", "quantize", {"rounding": "gptq", "teacher": "/secret/place/teacher", "losses": [{"of": "~/more/here"}]}),),
 )
 ENGINE = exported.Engine(
-    engine="openvino", mode="static", float_precision="fp32", int8_share=0.9999, int8_share_all=0.95, integer_weights=0.47, size_bytes=59_600_000
+    engine="openvino",
+    mode="static",
+    float_precision="fp32",
+    int8_share=0.9999,
+    int8_share_all=0.95,
+    integer_weights=0.47,
+    size_bytes=59_600_000,
 )
 BUILT = Built(exported.Build(variant="quantize", precision="int8", float_precision="fp32"), ENGINE, Path("openvino.xml"))
 SNIPPETS = (Snippet("OpenVINO", f'load("{PLACE}")'),)
@@ -37,7 +43,9 @@ def published(form: str = "openvino", written: Written | None = None, **more: An
     plain["variants"][1] |= {"int8_share": 0.9, "checkpoint_bytes": 91_000_000, "accuracy": {
         "torch": {"value": 0.895, "n": 500}, "openvino": {"value": 0.8871, "low": 0.86, "high": 0.91, "n": 500}}}  # fmt: skip
     report = contents(plain)
-    return Published(report, report.variants[1], TASKS["text-classification"], FORMATS[form], written or Written(BUILT, SNIPPETS), ORIGIN, **more)
+    return Published(
+        report, report.variants[1], TASKS["text-classification"], FORMATS[form], written or Written(BUILT, SNIPPETS), ORIGIN, **more
+    )
 
 
 def front(found: str) -> dict[str, Any]:

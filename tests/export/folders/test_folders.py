@@ -84,7 +84,9 @@ def test_onnx_runtime_with_default_settings_gives_the_logits_of_the_engine(
 
 def test_openvino_gives_the_logits_of_the_engine(int8_build: Path, prepared: Preprocessor, tmp_path: Path) -> None:
     published("openvino", source(int8_build, sentiment.quantized()), tmp_path / "out")
-    assert {"openvino_model.xml", "openvino_model.bin", "config.json", "tokenizer.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"openvino_model.xml", "openvino_model.bin", "config.json", "tokenizer.json"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
     model = openvino.Core().compile_model(tmp_path / "out" / "openvino_model.xml", "CPU", HINT)
     logits = model(dict(prepared.encode(ROWS, 0)))["logits"]
     np.testing.assert_array_equal(logits, answers(int8_build, "openvino", prepared))
@@ -117,7 +119,10 @@ def test_snippets_run_as_they_are(form: str, int8_build: Path, tmp_path: Path) -
 
 
 def test_the_name_of_a_graph_says_how_wide_its_weights_are(int8_build: Path) -> None:
-    names = [onnx_folder.file_name(source(int8_build, folder)) for folder in (sentiment.checkpoint(), sentiment.quantized(), decoders.quantized("w4a16"))]
+    names = [
+        onnx_folder.file_name(source(int8_build, folder))
+        for folder in (sentiment.checkpoint(), sentiment.quantized(), decoders.quantized("w4a16"))
+    ]
     assert names == ["model.onnx", "model_quantized.onnx", "model_q4.onnx"]
     assert [onnx_folder.DTYPES[name] for name in names] == ["fp32", "q8", "q4"]
 
