@@ -288,14 +288,22 @@ def serve(
     http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = FIXED[1],
     metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = FIXED[2],
     everything: Annotated[bool, typer.Option("--all", help="Load every model, not only the served ones.")] = False,
+    address: Annotated[
+        str, typer.Option("--address", metavar="IP", help="Address to listen on; any but loopback needs keys and TLS.")
+    ] = "127.0.0.1",
+    tls: Annotated[
+        tuple[Path, Path] | None, typer.Option("--tls", metavar="CERTIFICATE KEY", help="Certificate with its chain, and its key, as PEM.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
 
     def work() -> None:
         from compress.commands.serve import serve as serve_run
+        from triton_repo.entrance import Entrance
 
-        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port), everything)
+        certificate, key = ("", "") if tls is None else map(str, tls)
+        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port), everything, Entrance(address, certificate, key))
 
     finish(work, verbose)
 

@@ -1,7 +1,7 @@
 """The repository that a running server reads: a copy in its temporary folder, whose versions come and go.
 
     live/
-      routes.json                     what the front reads: for each model its version, the limits of its queue, and the time for an answer
+      routes.json                     what the front reads: for each model its version, the limits of its queue and of a request
       <model>/
         config.pbtxt                  as in the repository, with the versions to load
         warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
@@ -129,7 +129,8 @@ class LiveRepository:
         _replace(self.folder / name / CONFIG, to_text(config))
 
     def _note(self, name: str, config: pb.ModelConfig, version: str) -> None:
-        self._routes[name] = {"version": version, **read_policy(config).model_dump(), "request_seconds": request_seconds(config)}
+        limits = {**read_policy(config).model_dump(), "request_seconds": request_seconds(config), "max_rows": max(1, config.max_batch_size)}
+        self._routes[name] = {"version": version, **limits}
 
     def _publish(self) -> None:
         _replace(self.routes_file, json.dumps(self._routes))

@@ -36,6 +36,7 @@ import psutil
 from foundation.machine.process import peak_memory_bytes, spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
+from triton_repo.front.settings import KEYS
 from triton_repo.safe_folder import linked, safe_folder
 
 ADDRESS = "127.0.0.1"
@@ -404,8 +405,10 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _variables() -> dict[str, str]:
-    """Returns the environment variables of the server: ours, without those that lead Python elsewhere; models write no byte code."""
-    taken = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    """Returns the environment variables of the server: ours, without those that lead Python elsewhere, and without the keys of clients;
+    models write no byte code."""
+    left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", KEYS)
+    taken = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**taken, "PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -31,6 +31,7 @@ from foundation.machine.process import spawn
 from triton_repo import leftovers, served_models
 from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
+from triton_repo.entrance import Entrance
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.settings import Settings
 from triton_repo.live import LiveRepository
@@ -38,7 +39,7 @@ from triton_repo.ports import FREE, Ports, check_ports
 from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
 from triton_repo.served_models import ServedModel
-from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
+from triton_repo.server import ServerError, TritonServer, cause
 
 RESTARTS, WINDOW_SECONDS = 20, 600.0
 FRONT_SECONDS = 60.0
@@ -56,6 +57,7 @@ class Service:
         blobs: Where compiled networks are kept between two starts; default: in the cache folder.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
         models: The models to load; None: all of the repository, under the names of their folders.
+        entrance: Where it listens, and what it asks of clients there.
     """
 
     def __init__(
@@ -67,12 +69,23 @@ class Service:
         blobs: BlobCache | None = None,
         ports: Ports = FREE,
         models: Sequence[ServedModel] | None = None,
+        entrance: Entrance | None = None,
     ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         given = [ServedModel(name, name, name) for name in model_names(repository)] if models is None else models
         self._folders = {model.name: model.folder for model in given}
         self._folder = Path()
-        self._settings = Settings(ADDRESS, *ports, "", "", tuple(self._folders), aliases=served_models.aliases(given))
+        self._entrance = entrance or Entrance()
+        self._settings = Settings(
+            self._entrance.address,
+            *ports,
+            "",
+            "",
+            tuple(self._folders),
+            aliases=served_models.aliases(given),
+            certificate=self._entrance.certificate,
+            private_key=self._entrance.private_key,
+        )
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
@@ -93,17 +106,17 @@ class Service:
     @property
     def grpc_address(self) -> str:
         """host:port of gRPC."""
-        return f"{ADDRESS}:{self._settings.grpc_port}"
+        return f"{self._settings.address}:{self._settings.grpc_port}"
 
     @property
     def http_address(self) -> str:
         """host:port of HTTP."""
-        return f"{ADDRESS}:{self._settings.http_port}"
+        return f"{self._settings.address}:{self._settings.http_port}"
 
     @property
     def metrics_address(self) -> str:
         """host:port of the Prometheus metrics."""
-        return f"{ADDRESS}:{self._settings.metrics_port}"
+        return f"{self._settings.address}:{self._settings.metrics_port}"
 
     @property
     def log(self) -> Path:
@@ -128,10 +141,11 @@ class Service:
         """Starts Triton and the front; returns when every model is ready.
 
         Raises:
-            InputError: A port is taken.
+            InputError: A port is taken, or a key or the certificate is missing or wrong.
             ServerError: Triton or the front did not start.
         """
-        check_ports(ADDRESS, self._ports)
+        self._entrance.check()
+        check_ports(self._settings.address, self._ports)
         self._ending.clear()
         self._over.clear()
         self._folder = safe_folder()
@@ -141,7 +155,7 @@ class Service:
             self._log.write_bytes(b"")
             self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs, self._folders)
             triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
-            self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
+            self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file), folder=str(live.folder))
             self._spawn_front()  # it gets ready while Triton does
             self._start_triton()
             self._await_front()
@@ -240,7 +254,7 @@ class Service:
         line = self._front.stdout.readline() if ready else b""
         if not line.strip():
             _end(self._front)
-            check_ports(ADDRESS, self._ports)  # somebody may have taken one since
+            check_ports(self._settings.address, self._ports)  # somebody may have taken one since
             raise ServerError(f"the front of Triton did not start: {cause(self._front.returncode, self._end_of_log())}; log: {self._log}")
         self._settings = Settings(**json.loads(line))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from foundation.core.errors import InputError
 from triton_repo import environment
 from triton_repo.config import model_names
+from triton_repo.entrance import Entrance
 from triton_repo.gpu.plan_files import SPEC as GPU_SPEC
 from triton_repo.ports import FREE, Ports
 from triton_repo.served_models import ServedModel
@@ -15,7 +16,13 @@ from triton_repo.service import Service
 from triton_repo.vllm import COMPOSE
 
 
-def server_of(repository: Path, log: Path, ports: Ports = FREE, models: Sequence[ServedModel] | None = None) -> Service:
+def server_of(
+    repository: Path,
+    log: Path,
+    ports: Ports = FREE,
+    models: Sequence[ServedModel] | None = None,
+    entrance: Entrance | None = None,
+) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
@@ -23,6 +30,7 @@ def server_of(repository: Path, log: Path, ports: Ports = FREE, models: Sequence
         log: File for the output of the server.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
         models: The models to load; None: all, under the names of their folders.
+        entrance: Where it listens, and what it asks of clients there; default: loopback, where it asks for nothing that is not set.
 
     Raises:
         InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
@@ -36,7 +44,7 @@ def server_of(repository: Path, log: Path, ports: Ports = FREE, models: Sequence
     unknown = sorted({model.folder for model in models or ()} - set(model_names(repository)))
     if unknown:
         raise InputError(f"{repository}", f"has no {' and no '.join(unknown)}", f"it holds {', '.join(model_names(repository))}")
-    return Service(repository, environment.check(), log, ports=ports, models=models)
+    return Service(repository, environment.check(), log, ports=ports, models=models, entrance=entrance)
 
 
 def is_for_gpus(repository: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from triton_repo import deployment
 from triton_repo.control import Control
+from triton_repo.entrance import Entrance
 from triton_repo.ports import FIXED, Ports
 from triton_repo.served_models import ServedModel, divided
 from triton_repo.service import Service
@@ -17,7 +18,13 @@ from triton_repo.serving import serve as serve_repository
 from triton_repo.serving import server_of
 
 
-def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED, everything: bool = False) -> None:
+def serve(
+    folder: Path,
+    log: Callable[[str], None] = print,
+    ports: Ports = FIXED,
+    everything: bool = False,
+    entrance: Entrance | None = None,
+) -> None:
     """Serves until interrupted; the server's output goes to `triton.log` in the folder. `compress rollout` changes the models meanwhile.
 
     Args:
@@ -25,15 +32,16 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED
         log: Prints one line.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
         everything: Loads every model, and not only what was chosen to be served.
+        entrance: Where it listens, and what it asks of clients there; default: loopback.
 
     Raises:
-        InputError: There is no model repository, it is damaged, it is being served already, a port is taken, or there is no server
-            environment.
+        InputError: There is no model repository, it is damaged, it is being served already, a port is taken, a key or the certificate is
+            missing or wrong, or there is no server environment.
         ServerError: The server did not start, or died too often.
     """
     repository = deployment.repository_of(folder)
     models, others = divided(deployment.models_in(folder), everything)
-    server = server_of(repository, folder / deployment.LOG, ports, models)
+    server = server_of(repository, folder / deployment.LOG, ports, models, entrance)
     if others:
         names = ", ".join(model.folder for model in others)
         log(f"not loaded: {names}; give --all to load every model, not only the served ones")

@@ -31,12 +31,28 @@ def read_generation(described: pb.ModelMetadataResponse, version: str, body: byt
         described: `ModelMetadataResponse` of the model.
         version: Its version, from the path, or empty.
         body: The body.
-        stream: Whether the answer is to come in pieces; goes to the input `STREAM` if the model has it and it is not given.
+        stream: As below.
 
     Raises:
         Rejected: The body is none of the extension.
     """
-    document = parsed(body)
+    return generation_request(described, version, parsed(body), stream=stream)
+
+
+def generation_request(
+    described: pb.ModelMetadataResponse, version: str, document: dict[str, Json], *, stream: bool
+) -> pb.ModelInferRequest:
+    """Returns the checked `ModelInferRequest` of inputs by name.
+
+    Args:
+        described: `ModelMetadataResponse` of the model.
+        version: Its version, or empty.
+        document: The inputs; `id` and `parameters` as in a body.
+        stream: Whether the answer is to come in pieces; goes to the input `STREAM` if the model has it and it is not given.
+
+    Raises:
+        Rejected: An input is unknown or wrong.
+    """
     request = pb.ModelInferRequest(model_name=described.name, model_version=version, id=text_of(document.pop("id", ""), "id"))
     known = {one.name: one for one in described.inputs}
     for name, value in _values(document, known, stream=stream).items():

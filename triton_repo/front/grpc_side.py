@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from triton_repo.front.doors import Doors
 from triton_repo.front.index import ready_models
 from triton_repo.front.inference import INFER, SERVICE, Inference
 from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
@@ -46,8 +47,10 @@ def upstream(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def serve_grpc(channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = ()) -> grpc.aio.Server:
-    """Returns a gRPC server, not started, that forwards to `channel` and lists the ready ones of `models`."""
+def serve_grpc(
+    channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = (), doors: Doors | None = None
+) -> grpc.aio.Server:
+    """Returns a gRPC server, not started, that forwards to `channel`, lists the ready ones of `models`, and asks for the keys of `doors`."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -56,14 +59,15 @@ def serve_grpc(channel: grpc.aio.Channel, load: Load, infer: Inference, models: 
         ("grpc.max_concurrent_streams", 1024),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4096)
-    server.add_generic_rpc_handlers((_Methods(channel, load, infer, models),))
+    server.add_generic_rpc_handlers((_Methods(channel, load, infer, models, doors or Doors()),))
     return server
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method; handlers of open methods are made once, and not with each call."""
 
-    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str]) -> None:
+    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str], doors: Doors) -> None:
+        self._doors = doors
         opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load, _renaming(infer, name)) for name in OPEN}
         opened[INFER] = _inferring(infer, load)
         opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
@@ -73,6 +77,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Returns the handler of a call; bytes go in and out as they are."""
         method = str(details.method)
+        if not self._doors.opens(method, tuple(details.invocation_metadata or ())):
+            return grpc.unary_unary_rpc_method_handler(_unknown)
         return self._open[method] if method in self._open else grpc.unary_unary_rpc_method_handler(_refusing(method))
 
 
@@ -133,6 +139,11 @@ def _listing(stub: service_pb2_grpc.GRPCInferenceServiceStub, models: Sequence[s
         raise AssertionError("unreachable: abort raises")
 
     return listed
+
+
+async def _unknown(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a key is needed: send the metadata 'authorization: Bearer KEY'")
+    raise AssertionError("unreachable: abort raises")
 
 
 def _refusing(method: str) -> _Handler:

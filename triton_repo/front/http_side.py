@@ -7,9 +7,9 @@ whole and within limits here, checked, and forwarded as gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
 
 import aiohttp
 import grpc
@@ -18,37 +18,29 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.body import read
+from triton_repo.front.apis.catalog import Catalog
+from triton_repo.front.apis.completions import Completions
+from triton_repo.front.apis.embeddings_inference import EmbeddingsInference
+from triton_repo.front.apis.errors import error_document
+from triton_repo.front.apis.hugging_face import HuggingFace
+from triton_repo.front.apis.openai import OpenAI
 from triton_repo.front.bodies import compact, read_body, write_body
+from triton_repo.front.doors import Doors
+from triton_repo.front.events import send_events
+from triton_repo.front.failures import status_and_line
 from triton_repo.front.generation import read_generation, write_generation
+from triton_repo.front.generations import Generations
 from triton_repo.front.index import ready_models
-from triton_repo.front.inference import Inference, failure
-from triton_repo.front.limits import (
-    BODY_SECONDS,
-    MAX_CONNECTIONS,
-    MAX_REQUEST_BYTES,
-    MAX_STREAMS,
-    REQUEST_SECONDS,
-    RESTARTING,
-    STREAM_IDLE_SECONDS,
-    STREAM_SECONDS,
-    TRY_LATER,
-    Load,
-    Places,
-    Rejected,
-)
+from triton_repo.front.inference import Inference
+from triton_repo.front.limits import BODY_SECONDS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_SECONDS, Load, Rejected
 from triton_repo.front.tensors import check_model
 
 JSON_SIZE = "Inference-Header-Content-Length"
 METRICS_SECONDS = 10.0
-_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-}
+OPEN = Doors()
+"""Everybody gets in."""
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-T = TypeVar("T")
 
 
 class Paths:
@@ -59,15 +51,25 @@ class Paths:
         load: The bytes under way.
         infer: Answers inferences.
         models: Names of all models of the repository.
+        folder: The repository that the server reads.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = ()) -> None:
+    def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = (), folder: str = "") -> None:
         self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer, load
-        self._streams, self._models = Places(MAX_STREAMS), models
+        self._models, self._generations = models, Generations(channel, infer)
+        catalog = Catalog(channel, infer, models, folder)
+        self._apis = (OpenAI(catalog), Completions(catalog, self._generations), EmbeddingsInference(catalog), HuggingFace(catalog, self._generations))
 
-    def application(self) -> web.Application:
+    def application(self, doors: Doors = OPEN) -> web.Application:
         """Returns the application; every error is a JSON object with the key `error`."""
-        application = web.Application(middlewares=[_errors], client_max_size=MAX_REQUEST_BYTES)
+
+        @web.middleware
+        async def held(request: web.Request, handler: _Answer) -> web.StreamResponse:
+            """Counts the bytes of a request while it is answered."""
+            with self._load.hold(_size(request)):
+                return await handler(request)
+
+        application = web.Application(middlewares=[_errors, doors.middleware, held], client_max_size=MAX_REQUEST_BYTES)
         application.router.add_get("/v2", self.server)
         application.router.add_get("/v2/health/live", self.live)
         application.router.add_get("/v2/health/ready", self.ready)
@@ -78,6 +80,8 @@ class Paths:
             application.router.add_post(f"{model}/infer", self.infer)
             application.router.add_post(f"{model}/generate", self.generate)
             application.router.add_post(f"{model}/generate_stream", self.generate_stream)
+        for api in self._apis:
+            api.add(application.router)
         return application
 
     async def live(self, request: web.Request) -> web.StreamResponse:
@@ -119,14 +123,11 @@ class Paths:
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """An inference."""
         name, version = self._model(request)
-        _check_encoding(request)
         given = request.headers.get(JSON_SIZE)
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 12):
             raise Rejected(f"{JSON_SIZE}: a number of bytes is expected")
-        with self._load.hold(_size(request)):
-            body = await asyncio.wait_for(request.read(), BODY_SECONDS)
-            wanted_request, wanted = read_body(name, version, body, None if given is None else int(given))
-            answered, size = write_body(pb.ModelInferResponse.FromString(await self._infer(wanted_request)), wanted)
+        wanted_request, wanted = read_body(name, version, await read(request), None if given is None else int(given))
+        answered, size = write_body(pb.ModelInferResponse.FromString(await self._infer(wanted_request)), wanted)
         headers = {"Content-Type": "application/json"}
         if size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(size)}
@@ -134,29 +135,22 @@ class Paths:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """An answer as one JSON object."""
-        with self._load.hold(_size(request)):
-            described, asked = await self._generation(request, stream=False)
-            answers = [response async for response in self._responses(asked, most=2)]
+        described, asked = await self._generation(request, stream=False)
+        answers = [response async for response in self._generations.responses(asked, most=2)]
         if len(answers) != 1:
             raise Rejected(f"{len(answers) or 'no'} responses came, or more; use generate_stream for a model that gives more than one")
         return web.json_response(write_generation(answers[0], described), dumps=compact)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         """An answer in pieces: server-sent events, each with a JSON object. What fails before the first one has a status of its own."""
-        with self._load.hold(_size(request)):
-            described, asked = await self._generation(request, stream=True)
-            async with aclosing(self._responses(asked)) as responses:
-                first = await anext(responses, None)
-                events = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
-                await events.prepare(request)
-                try:
-                    if first is not None:
-                        await _send(events, write_generation(first, described))
-                    async for response in responses:
-                        await _send(events, write_generation(response, described))
-                except (Rejected, grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
-                    await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
-            return events
+        described, asked = await self._generation(request, stream=True)
+
+        async def payloads() -> AsyncGenerator[str]:
+            async with aclosing(self._generations.responses(asked)) as responses:
+                async for response in responses:
+                    yield compact(write_generation(response, described))
+
+        return await send_events(request, payloads(), lambda _, message: compact({"error": message}))
 
     def _model(self, request: web.Request) -> tuple[str, str]:
         """Returns name and version of the model in a path."""
@@ -167,54 +161,12 @@ class Paths:
     async def _generation(self, request: web.Request, *, stream: bool) -> tuple[pb.ModelMetadataResponse, pb.ModelInferRequest]:
         """Returns the description of the model, and the checked request."""
         name, version = self._model(request)
-        _check_encoding(request)
-        body = await asyncio.wait_for(request.read(), BODY_SECONDS)
+        body = await read(request)
         described = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
         return described, read_generation(described, version, body, stream=stream)
 
-    async def _responses(self, request: pb.ModelInferRequest, most: int | None = None) -> AsyncGenerator[pb.ModelInferResponse]:
-        """Yields the responses to a request, at most `most`; ends the request when it is closed.
 
-        Raises:
-            Rejected: The model has refused the request, failed, or has not answered in time.
-        """
-        if self._infer.answers_once(request.model_name):  # a stream says only in words what went wrong, and knows no version
-            yield pb.ModelInferResponse.FromString(await self._infer(request))
-            return
-        with self._infer.streamed(request) as route, self._streams.open():
-            call = self._stub.ModelStreamInfer(iter([request]), timeout=max(STREAM_SECONDS, route.silence_s))
-            try:
-                count, failed = 0, ""
-                while count != most:
-                    message = await _within(call.read(), route.silence_s, request.model_name)
-                    if message is grpc.aio.EOF and failed:
-                        raise failure(failed)
-                    if message is grpc.aio.EOF:
-                        return
-                    if message.error_message:  # Triton then ends the stream; ending it with a status may crash Triton
-                        failed = message.error_message
-                        continue
-                    count += 1
-                    if message.infer_response.outputs:  # the last one may be empty
-                        yield message.infer_response
-            finally:
-                call.cancel()
-
-
-async def _within(answer: Awaitable[T], seconds: float, model: str) -> T:
-    """Awaits an answer of Triton.
-
-    Raises:
-        Rejected: None came in time.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            return await answer
-    except TimeoutError:
-        raise Rejected(f"model {model}: nothing came for {seconds:g} s; {TRY_LATER}", 504) from None
-
-
-def metrics_application(socket: str, own: Callable[[], str]) -> web.Application:
+def metrics_application(socket: str, own: Callable[[], str], doors: Doors = OPEN) -> web.Application:
     """Returns the application of the metrics port: `/metrics`, read from Triton's socket, with the metrics of the front below."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
@@ -224,12 +176,14 @@ def metrics_application(socket: str, own: Callable[[], str]) -> web.Application:
             body = await answer.read() + own().encode("utf-8")
             return web.Response(body=body, headers={"Content-Type": "text/plain; charset=utf-8"})
 
-    application = web.Application(middlewares=[_errors], client_max_size=0)
+    application = web.Application(middlewares=[_errors, doors.middleware], client_max_size=0)
     application.router.add_get("/metrics", metrics)
     return application
 
 
-async def listen(application: web.Application, address: str, port: int) -> tuple[web.AppRunner, int]:
+async def listen(
+    application: web.Application, address: str, port: int, context: ssl.SSLContext | None = None
+) -> tuple[web.AppRunner, int]:
     """Serves an application; returns the runner, and the port.
 
     More than `MAX_CONNECTIONS` connections are closed at once, and what a client asked that has gone is cancelled.
@@ -242,7 +196,7 @@ async def listen(application: web.Application, address: str, port: int) -> tuple
     def protocol() -> asyncio.BaseProtocol:
         return accepting() if len(accepting.connections) < MAX_CONNECTIONS else _Closing()
 
-    listening = await asyncio.get_running_loop().create_server(protocol, address, port)
+    listening = await asyncio.get_running_loop().create_server(protocol, address, port, ssl=context)
     return runner, int(listening.sockets[0].getsockname()[1])
 
 
@@ -254,41 +208,18 @@ class _Closing(asyncio.Protocol):
         transport.close()
 
 
-async def _send(events: web.StreamResponse, document: Mapping[str, Json]) -> None:
-    """Sends an event; a client that does not read it in time is given up."""
-    async with asyncio.timeout(STREAM_IDLE_SECONDS):
-        await events.write(f"data: {compact(document)}\n\n".encode())
-
-
 def _size(request: web.Request) -> int:
-    return min(request.content_length or MAX_REQUEST_BYTES, MAX_REQUEST_BYTES)
-
-
-def _check_encoding(request: web.Request) -> None:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise Rejected("compressed bodies are not accepted; send it without Content-Encoding", 415)
+    """Returns the most bytes that the body of a request may have."""
+    return 0 if not request.can_read_body else min(request.content_length or MAX_REQUEST_BYTES, MAX_REQUEST_BYTES)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: _Answer) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Rejected as error:
-        status, message = error.status, str(error)
-    except web.RequestPayloadError as error:
-        status, message = 400, f"the body did not arrive whole: {' '.join(str(error).split())[:200]}"
-    except web.HTTPRequestEntityTooLarge:
-        status, message = 413, f"at most {MAX_REQUEST_BYTES} bytes are accepted"
-    except web.HTTPException as error:
-        status, message = error.status, f"{request.method} of this path is not offered here; inference, health and metadata are"
-    except grpc.aio.AioRpcError as error:
-        status, message = _STATUS.get(error.code(), 500), str(error.details())
-        if status == 503 and not message.endswith(TRY_LATER):
-            message = RESTARTING
-    except TimeoutError:
-        status, message = 408, "the request did not arrive in time"
-    except (aiohttp.ClientError, OSError):
-        status, message = 503, RESTARTING
-    except ValueError as error:
-        status, message = 500, f"the answer cannot be written as JSON: {error}"
-    return web.json_response({"error": message}, status=status, dumps=compact)
+    except Exception as error:
+        told = status_and_line(error, request.method)
+        if told is None:
+            raise
+        status, document = error_document(request.path, *told)
+    return web.json_response(document, status=status, dumps=compact)

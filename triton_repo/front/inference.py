@@ -69,6 +69,14 @@ class Inference:
         """Returns the current name of a model that a client may call by an earlier name."""
         return self._routes.name_of(model)
 
+    def version_of(self, model: str) -> str:
+        """Returns the version that answers requests to a model, by its current name; empty where Triton chooses."""
+        return self._routes.of(model).version
+
+    def most_rows(self, model: str) -> int:
+        """Returns the most rows of one request to a model, by its current name."""
+        return self._routes.of(model).max_rows
+
     def answers_once(self, model: str) -> bool:
         """Whether a model answers each request once, as far as is known."""
         route = self._routes.of(self.name_of(model))

@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
 
 from triton_repo.front.admission import Admission
+from triton_repo.front.doors import Doors
 from triton_repo.front.figures import figures
 from triton_repo.front.grpc_side import serve_grpc, upstream
 from triton_repo.front.http_side import Paths, listen, metrics_application
@@ -39,12 +40,18 @@ async def run(settings: Settings) -> None:
     channel, load = upstream(f"unix:{settings.triton}"), Load()
     routes, admission = Routes(settings.routes, settings.aliases), Admission()
     infer = Inference(channel, routes, admission)
-    server = serve_grpc(channel, load, infer, settings.models)
-    grpc_port = server.add_insecure_port(f"{settings.address}:{settings.grpc_port}")
+    doors = Doors.here(settings.certificate, settings.private_key)
+    server = serve_grpc(channel, load, infer, settings.models, doors)
+    place, credentials = f"{settings.address}:{settings.grpc_port}", doors.credentials()
+    grpc_port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
     await server.start()
-    _, http_port = await listen(Paths(channel, load, infer, settings.models).application(), settings.address, settings.http_port)
+    paths = Paths(channel, load, infer, settings.models, settings.folder)
+    _, http_port = await listen(paths.application(doors), settings.address, settings.http_port, doors.context())
     _, metrics_port = await listen(
-        metrics_application(settings.metrics, lambda: figures(admission, routes)), settings.address, settings.metrics_port
+        metrics_application(settings.metrics, lambda: figures(admission, routes), doors),
+        settings.address,
+        settings.metrics_port,
+        doors.context(),
     )
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     gc.freeze()  # what was imported stays: a collection that looked through it would hold up requests for tens of milliseconds

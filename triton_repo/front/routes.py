@@ -25,6 +25,8 @@ class Route:
     """See `triton_repo.queueing.Queue`, as for the others."""
     timeout_ms: float | None = None
     priorities: int = 1
+    max_rows: int = 1
+    """Most rows of one request."""
     request_seconds: float | None = None
     """Most seconds of an answer of a model that answers in pieces, where it says so; None: it answers each request once."""
 

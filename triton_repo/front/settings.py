@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+KEYS = "COMPRESS_API_KEYS"
+"""Variable of the environment that holds the keys of clients."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,3 +29,8 @@ class Settings:
     """Earlier names of models, under which they answer, too."""
     routes: str = ""
     """File of the versions and limits (`triton_repo.front.routes`)."""
+    certificate: str = ""
+    """Files of the certificate and of its private key, PEM; empty: no TLS. Keys of clients come by the environment (`front.doors`)."""
+    private_key: str = ""
+    folder: str = ""
+    """The repository that the server reads (`triton_repo.live`)."""

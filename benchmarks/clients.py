@@ -1,0 +1,207 @@
+"""The routes of other servers on a served run: what real clients get beside the answers over gRPC, and what a route costs.
+
+    compress run RECIPE --out RUN
+    python benchmarks/clients.py RUN [--model NAME] [--rows 200] [--turns 5] [--seconds 5] [--only equal throughput] [--out FILE]
+
+A run of `sentence-embedding`, `text-classification`, `text-ranking`, `token-classification` or `question-answering`. The packages `openai`
+and `huggingface_hub` have to be installed. The clients run on the machine of the server and share its cores.
+
+    equal        `--rows` evaluation rows, by each client and route that fits: the largest difference from the answers over gRPC
+    throughput   vectors: rows per second of `/v1/embeddings` and of `/v2` HTTP with binary tensors, requests of 32 texts, 4 under way,
+                 in turns; ratios are those within a turn
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import struct
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+from huggingface_hub import AsyncInferenceClient
+from served_model import ServedModel, arguments, carry_out, in_turns, median, ratio
+
+from foundation.machine.environment import fingerprint
+from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, VECTOR
+from triton_repo import client
+
+ROWS, UNDER_WAY = 32, 4
+"""Texts of a request at saturation, and requests under way."""
+Compared = Callable[[str, str, Sequence[Any], client.Answers], Awaitable[dict[str, Any]]]
+"""Asks one client for rows; returns the differences from the answers over gRPC."""
+
+
+class Bench:
+    """What the scenarios share.
+
+    Args:
+        model: The model.
+        given: The command line.
+    """
+
+    def __init__(self, model: ServedModel, given: argparse.Namespace) -> None:
+        self.model, self.rows = model, list(model.rows)[: given.rows]
+        self.turns, self.seconds = given.turns, given.seconds
+
+
+async def vectors_by_openai(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+    """`openai`: vectors as base64, and as lists."""
+    asking, found = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none"), {}
+    encoding: Any
+    for encoding in ("base64", "float"):
+        answer = await asking.embeddings.create(model=model, input=list(rows), encoding_format=encoding)
+        vectors = [np.frombuffer(base64.b64decode(one.embedding), "<f4") if isinstance(one.embedding, str) else one.embedding for one in answer.data]
+        found[f"openai, /v1/embeddings, {encoding}"] = difference(vectors, told.logits)
+    return found
+
+
+async def vectors_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+    """`huggingface_hub` and plain HTTP: vectors of the route of the task, and of Text Embeddings Inference."""
+    vectors = await AsyncInferenceClient(model=f"{address}/models/{model}", token="none").feature_extraction(list(rows))
+    embedded = await posted(f"{address}/embed", {"inputs": list(rows), "normalize": False})
+    return {
+        "huggingface_hub, feature_extraction": difference(vectors, told.logits),
+        "HTTP, /embed": difference(embedded, told.logits),
+    }
+
+
+async def labels_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+    """`huggingface_hub` and plain HTTP: scores of all labels of single texts."""
+    if not isinstance(rows[0], str):
+        ranked = [await posted(f"{address}/rerank", {"query": one[0], "texts": [one[1]], "raw_scores": True}) for one in rows]
+        return {"HTTP, /rerank": difference([[one[0]["score"]] for one in ranked], told.logits)}
+    asking = AsyncInferenceClient(model=f"{address}/models/{model}", token="none")
+    labelled = [await asking.text_classification(row, function_to_apply="none") for row in rows]  # type: ignore[arg-type]
+    predicted = await posted(f"{address}/predict", {"inputs": [[row] for row in rows], "raw_scores": True})
+    by_falling = -np.sort(-told.logits, axis=1)
+    return {
+        "huggingface_hub, text_classification": difference([[label.score for label in one] for one in labelled], by_falling),
+        "HTTP, /predict": difference([[label["score"] for label in one] for one in predicted], by_falling),
+    }
+
+
+async def texts_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+    """`huggingface_hub`: entities, and answers to questions; how many rows have others than over gRPC."""
+    asking, apart = AsyncInferenceClient(model=f"{address}/models/{model}", token="none"), 0
+    name = ENTITIES if ENTITIES in told.outputs else ANSWER
+    for row, given in zip(rows, told.outputs[name], strict=True):
+        expected = json.loads(given[0])
+        if name == ENTITIES:
+            entities = await asking.token_classification(row)
+            apart += [(one.word, one.start, one.end) for one in entities] != [(one["text"], one["start"], one["end"]) for one in expected]
+        else:
+            answer: Any = await asking.question_answering(question=row.question, context=row.context)
+            apart += (answer.answer, answer.start) != (expected["text"], expected["start"])
+    return {f"huggingface_hub, {name.lower()}": {"n": len(rows), "rows_apart": int(apart)}}
+
+
+CLIENTS: dict[str, tuple[Compared, ...]] = {
+    VECTOR: (vectors_by_openai, vectors_by_hugging_face),
+    ENTITIES: (texts_by_hugging_face,),
+    ANSWER: (texts_by_hugging_face,),
+    LOGITS: (labels_by_hugging_face,),
+}
+"""The clients of a model, by the first of these outputs that it has."""
+
+
+def equal(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    outputs = [one.name for one in bench.model.config.output]
+    kind = next(name for name in CLIENTS if name in outputs)
+    with bench.model.serving() as serving:
+        told = client.evaluate(serving.service.grpc_address, bench.model.name, bench.rows)
+
+        async def all_of_them() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for one in CLIENTS[kind]:
+                found |= await one(f"http://{serving.service.http_address}", bench.model.name, bench.rows, told)
+            return found
+
+        return asyncio.run(all_of_them())
+
+
+def throughput(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    texts = (bench.rows * ROWS)[: ROWS * max(1, len(bench.rows) // ROWS)]
+    some = [texts[start : start + ROWS] for start in range(0, len(texts), ROWS)]
+    with bench.model.serving() as serving:
+        address = f"http://{serving.service.http_address}"
+        v1 = [json.dumps({"model": bench.model.name, "input": group, "encoding_format": "base64"}).encode() for group in some]
+        v2 = [binary(group) for group in some]
+        arms = {
+            "/v1/embeddings": lambda: asyncio.run(loaded(f"{address}/v1/embeddings", [(body, {}) for body in v1], bench.seconds)),
+            "/v2 HTTP": lambda: asyncio.run(loaded(f"{address}/v2/models/{bench.model.name}/infer", v2, bench.seconds)),
+        }
+        for arm in arms.values():
+            arm()  # warms up
+        found = in_turns(arms, bench.turns)
+    return {
+        "rows_per_s": {name: median(one, "rows_per_s") for name, one in found.items()},
+        "/v1/embeddings over /v2 HTTP": ratio(found["/v1/embeddings"], found["/v2 HTTP"]),
+        "turns": found,
+    }
+
+
+def binary(texts: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+    """Returns a request over `/v2` with texts and answer as raw bytes, and its headers."""
+    encoded = [text.encode() for text in texts]
+    raw = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+    tensor = {"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return head + raw, {"Inference-Header-Content-Length": str(len(head))}
+
+
+async def loaded(url: str, requests: Sequence[tuple[bytes, dict[str, str]]], seconds: float) -> dict[str, Any]:
+    """Keeps `UNDER_WAY` requests of `ROWS` texts under way; returns the rows per second."""
+    answered, started = 0, time.perf_counter()
+
+    async def work(session: aiohttp.ClientSession, first: int) -> None:
+        nonlocal answered
+        index = first
+        while time.perf_counter() < started + seconds:
+            body, headers = requests[index % len(requests)]
+            async with session.post(url, data=body, headers=headers) as response:
+                await response.read()
+                response.raise_for_status()
+            index, answered = index + UNDER_WAY, answered + ROWS
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(work(session, first) for first in range(UNDER_WAY)))
+    return {"rows_per_s": round(answered / (time.perf_counter() - started), 2), "n": answered // ROWS}
+
+
+async def posted(url: str, document: Any) -> Any:
+    """Returns the JSON that comes back for a JSON."""
+    async with aiohttp.ClientSession() as session, session.post(url, json=document) as response:
+        response.raise_for_status()
+        return await response.json()
+
+
+def difference(found: Any, expected: Any) -> dict[str, Any]:
+    """Returns the largest difference between two arrays of the same shape."""
+    one, other = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert one.shape == other.shape, f"{one.shape} came, {other.shape} expected"
+    return {"n": len(other), "max_difference": float(np.abs(one - other).max())}
+
+
+def main() -> None:
+    """Runs the scenarios."""
+    parser = arguments(__doc__, [equal, throughput], seconds=5.0)
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    model = ServedModel.of(given.run, given.model)
+    packages = {name: version(name) for name in ("openai", "huggingface_hub", "aiohttp")}
+    carry_out(given, {"model": model.name, "machine": fingerprint(), "packages": packages}, [equal, throughput], Bench(model, given))
+
+
+if __name__ == "__main__":
+    main()

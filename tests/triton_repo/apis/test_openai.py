@@ -1,0 +1,211 @@
+"""`/v1` by the client of OpenAI: answers are those of the model, errors come in its schema, streams hold the same text as whole answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+
+from tests.triton_repo.apis.stand_in_triton import MOST_ROWS, TOKENS, Triton, inputs_of, vector
+
+TEXTS = ["a bad cab", "bead", "a", "fade a face", "h", "g g g g g g g g g g g"]
+
+
+def client(address: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("encoding", [openai.omit, "float", "base64"])
+def test_embeddings_are_the_vectors_of_the_model(encoding: Any, served: Any) -> None:
+    triton = Triton()
+
+    async def ask(address: str) -> Any:
+        return await client(address).embeddings.create(model="vectors", input=TEXTS, encoding_format=encoding)
+
+    answer = served(ask, "vectors", triton=triton)
+    found = [np.frombuffer(base64.b64decode(one.embedding), "<f4").tolist() if isinstance(one.embedding, str) else one.embedding for one in answer.data]
+    assert found == [vector(text) for text in TEXTS]
+    assert [one.index for one in answer.data] == list(range(len(TEXTS)))
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(min(TOKENS, len(text.split())) for text in TEXTS)
+    assert len(triton.requests) == -(-len(TEXTS) // MOST_ROWS)
+    assert answer.model == "vectors"
+
+
+def test_shorter_embeddings_are_the_first_numbers_at_length_1(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        return await client(address).embeddings.create(model="vectors", input="a bad cab", dimensions=3)
+
+    expected = np.array(vector("a bad cab")[:3])
+    np.testing.assert_allclose(served(ask, "vectors").data[0].embedding, expected / np.linalg.norm(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "named"),
+    [
+        ({"model": "other"}, 404, "other"),
+        ({"model": "polarity"}, 400, "polarity"),
+        ({"input": [[1, 2], [3]]}, 400, "input"),
+        ({"input": [1, 2]}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"dimensions": 9}, 400, "dimensions"),
+        ({"dimensions": 0}, 400, "dimensions"),
+        ({"extra_body": {"normalise": True}}, 400, "normalise"),
+        ({"encoding_format": "float16"}, 400, "encoding_format"),
+    ],
+)
+def test_what_is_wrong_with_embeddings_is_named(values: dict[str, Any], status: int, named: str, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client(address).embeddings.create(**{"model": "vectors", "input": "a", **values})
+        return caught.value
+
+    error = served(ask, "vectors", "polarity")
+    assert error.status_code == status
+    assert named in error.body["message"]
+    assert error.body["type"] == "invalid_request_error"
+    assert error.body["code"] == ("model_not_found" if status == 404 else None)
+
+
+def test_models_are_listed_and_described(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        return [one.id async for one in client(address).models.list()], (await client(address).models.retrieve("vectors")).id
+
+    assert served(ask, "vectors", "story") == (["vectors", "story"], "vectors")
+
+
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"max_tokens": 2}, {"MAX_TOKENS": 2}),
+    ({"max_completion_tokens": 2}, {"MAX_TOKENS": 2}),
+    ({"temperature": 0, "top_p": 0.5, "seed": 3}, {"TEMPERATURE": 0.0}),
+    ({"temperature": 0.5, "top_p": 0.5, "seed": 3}, {"TEMPERATURE": 0.5, "TOP_P": 0.5, "SEED": 3}),
+    ({"stop": "b"}, {"STOP": ["b"]}),
+    ({"stop": ["b", "c"]}, {"STOP": ["b", "c"]}),
+    ({"n": 1, "user": "me", "response_format": {"type": "text"}, "logprobs": False}, {}),
+]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("asked", "inputs"), SETTINGS)
+def test_answers_and_settings_are_those_of_the_model(
+    chat: bool, stream: bool, asked: dict[str, Any], inputs: dict[str, Any], served: Any
+) -> None:
+    if not chat:
+        asked = {key: value for key, value in asked.items() if key not in ("max_completion_tokens", "response_format", "logprobs")}
+        inputs = inputs if asked or not inputs else {}
+    triton, prompt = Triton(), "once upon a time"
+
+    async def ask(address: str) -> tuple[str, str, Any]:
+        given: dict[str, Any] = {"model": "story", **asked}
+        if stream:
+            given |= {"stream": True, "stream_options": {"include_usage": True}}
+        calls = client(address).chat.completions if chat else client(address).completions
+        given |= {"messages": [{"role": "user", "content": [{"type": "text", "text": prompt}]}]} if chat else {"prompt": prompt}
+        answer = await calls.create(**given)
+        if not stream:
+            choice = answer.choices[0]
+            return choice.message.content if chat else choice.text, choice.finish_reason, answer.usage
+        pieces = [piece async for piece in answer]
+        assert all(piece.id == pieces[0].id for piece in pieces)
+        assert all(piece.usage is None for piece in pieces[:-1])
+        choices = [piece.choices[0] for piece in pieces if piece.choices]
+        assert all(choice.finish_reason is None for choice in choices[:-1])
+        if chat:
+            assert choices[0].delta.role == "assistant"
+            assert choices[-1].delta.content is None
+        text = "".join((choice.delta.content or "") if chat else choice.text for choice in choices)
+        return text, choices[-1].finish_reason, pieces[-1].usage
+
+    text, reason, usage = served(ask, "story", triton=triton)
+    most = inputs.get("MAX_TOKENS", 4)
+    assert (text, reason) == (" ".join(prompt.split(" ")[:most]), "length" if most < 4 else "stop")
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (4, most, 4 + most)
+    sent = inputs_of(triton.requests[0])
+    assert sent.pop("STREAM") is stream
+    assert (sent.pop("MESSAGES") if chat else sent.pop("TEXT")) == ('[{"role": "user", "content": "once upon a time"}]' if chat else prompt)
+    assert sent == inputs
+
+
+def test_several_prompts_have_an_answer_each(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        return await client(address).completions.create(model="story", prompt=["a b", "c", "d e f"])
+
+    answer = served(ask, "story")
+    assert [(one.index, one.text) for one in answer.choices] == [(0, "a b"), (1, "c"), (2, "d e f")]
+    assert answer.usage.completion_tokens == 6
+
+
+def test_token_ids_are_a_prompt(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        return await client(address).completions.create(model="story", prompt=[5, 6])
+
+    assert served(ask, "story").choices[0].text == "5 6"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_and_named(values: dict[str, Any], named: str, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client(address).chat.completions.create(**{"model": "story", "messages": [{"role": "user", "content": "a"}], **values})
+        return caught.value
+
+    assert served(ask, "story").body["message"].startswith(named)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("refuses", "kind"),
+    [("MAX_TOKENS 5 are more than the context", openai.BadRequestError), ("the model failed: no memory", openai.InternalServerError)],
+)
+def test_what_the_model_refuses_has_its_status(stream: bool, refuses: str, kind: type[Exception], served: Any) -> None:
+    async def ask(address: str) -> None:
+        with pytest.raises(kind, match=refuses):
+            await client(address).chat.completions.create(model="story", messages=[{"role": "user", "content": "a"}], stream=stream)
+
+    served(ask, "story", triton=Triton(refuses))
+
+
+def test_a_client_that_leaves_ends_the_answer(served: Any) -> None:
+    triton = Triton(seconds=0.02)
+
+    async def ask(address: str) -> int:
+        stream = await client(address).completions.create(model="story", prompt="a " * 500, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        for _ in range(100):
+            if triton.ended:
+                break
+            await asyncio.sleep(0.02)
+        return triton.ended
+
+    assert served(ask, "story", triton=triton) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model": "vectors"', b'{"model": "vectors", "input": "\\ud800"}', b"[" * 100_000])
+def test_a_body_that_is_no_request_is_an_error_of_the_client(body: bytes, served: Any) -> None:
+    async def ask(address: str) -> tuple[int, Any]:
+        async with aiohttp.ClientSession() as session, session.post(f"{address}/v1/embeddings", data=body) as response:
+            return response.status, await response.json()
+
+    status, document = served(ask, "vectors")
+    assert status == 400
+    assert document["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,244 @@
+"""The API of Hugging Face Inference: each task in the form that `huggingface_hub.InferenceClient(model="http://HOST:PORT/models/NAME")` reads.
+
+    POST /models/NAME    {"inputs": ..., "parameters": {...}}, or the bytes of an image or a sound
+
+    labels of a text            {"inputs": TEXT | [TEXT, ...]}                               [[{"label", "score"}, ...], ...]
+    labels of a pair            {"inputs": {"text": TEXT, "text_pair": TEXT}}                the same
+    entities                    {"inputs": TEXT}                                             [{"entity_group", "score", "word", "start", "end"}]
+    answers to questions        {"inputs": {"question": TEXT, "context": TEXT}}              {"answer", "score", "start", "end"}
+    vectors                     {"inputs": TEXT | [TEXT, ...]}                               [[...], ...]
+    similarity                  {"inputs": {"source_sentence": TEXT, "sentences": [...]}}    [cosine, ...]
+    labels of images, sounds    bytes, or {"inputs": BASE64}                                 [{"label", "score"}, ...]
+    transcripts                 bytes, or {"inputs": BASE64}                                 {"text"}
+    generated text              {"inputs": TEXT, "parameters": {"max_new_tokens", ...}}      [{"generated_text"}]
+
+Source: https://huggingface.co/docs/inference-providers/tasks, as of 2026. `/models/NAME/pipeline/TASK` is the same route, and
+`/models/NAME/v1/chat/completions` a conversation.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+import numpy as np
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from foundation.core.json_value import Json
+from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, TRANSCRIPT, VECTOR
+from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
+from triton_repo.front.apis.body import MOST_ROWS, Body, read
+from triton_repo.front.apis.catalog import Catalog, Part, Served, parts
+from triton_repo.front.apis.openai import shortened
+from triton_repo.front.apis.scores import Function, function_of, ranked
+from triton_repo.front.bodies import compact
+from triton_repo.front.generation import generation_request, write_generation
+from triton_repo.front.generations import Generations
+from triton_repo.front.limits import Rejected
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_ROWS)]
+MOST_LABELS = 5
+"""Labels of an image or a sound, where nothing else is asked for."""
+GENERATED = {
+    "max_new_tokens": "MAX_TOKENS",
+    "temperature": "TEMPERATURE",
+    "top_k": "TOP_K",
+    "top_p": "TOP_P",
+    "repetition_penalty": "REPETITION_PENALTY",
+    "frequency_penalty": "FREQUENCY_PENALTY",
+    "seed": "SEED",
+    "stop": "STOP",
+}
+"""Inputs of a language model by the parameter."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PairInput(_Part):
+    """A pair of texts."""
+
+    text: str
+    text_pair: str
+
+
+class QuestionInput(_Part):
+    """A question about a text."""
+
+    question: str
+    context: str
+
+
+class SimilarityInput(_Part):
+    """A text, and others to compare with it."""
+
+    source_sentence: str
+    sentences: Texts
+
+
+class Parameters(_Part):
+    """Parameters of all tasks; None where one is not given."""
+
+    function_to_apply: Function | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    do_sample: bool | None = None
+    return_full_text: Literal[False] | None = None
+    details: Literal[False] | None = None
+    decoder_input_details: Literal[False] | None = None
+    watermark: Literal[False] | None = None
+
+
+class TaskBody(Body):
+    """Body of a request."""
+
+    inputs: str | Texts | PairInput | QuestionInput | SimilarityInput
+    parameters: Parameters = Parameters()
+    normalize: bool | None = None
+    stream: Literal[False] = False
+
+
+class HuggingFace:
+    """The handlers.
+
+    Args:
+        catalog: The models.
+        generations: Answers language models.
+    """
+
+    def __init__(self, catalog: Catalog, generations: Generations) -> None:
+        self._catalog, self._generations = catalog, generations
+
+    def add(self, router: web.UrlDispatcher) -> None:
+        """Adds the routes."""
+        for path in ("/models/{model}", "/models/{model}/pipeline/{task}"):
+            router.add_post(path, self.answer)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer of a model to its kind of input."""
+        model = await self._catalog.named(request.match_info["model"])
+        body = await read(request)
+        if model.inputs in ((IMAGE,), (AUDIO,)):
+            answered = await self._of_file(model, body, is_json=request.content_type == "application/json")
+        else:
+            asked = TaskBody.of(body)
+            _check_parameters(model, asked.parameters)
+            answered = await (self._generated if model.generates else self._of_texts)(model, asked)
+        return web.json_response(answered, dumps=compact)
+
+    async def _of_file(self, model: Served, body: bytes, *, is_json: bool) -> Json:
+        """Returns the answer to an image or a sound."""
+        parameters = Parameters()
+        if is_json:
+            asked = TaskBody.of(body)
+            body, parameters = _decoded(asked.inputs), asked.parameters
+            _check_parameters(model, parameters)
+        if TRANSCRIPT in model.outputs:
+            return {"text": (await self._catalog.predict(model, [(body,)], TRANSCRIPT)).texts(TRANSCRIPT)[0]}
+        if VECTOR in model.outputs:
+            vectors: Json = (await self._catalog.predict(model, [(body,)], VECTOR)).numbers(VECTOR).tolist()
+            return vectors
+        logits = (await self._catalog.predict(model, [(body,)], LOGITS)).numbers(LOGITS)
+        return ranked(logits, model, parameters.function_to_apply or function_of(model), parameters.top_k or MOST_LABELS)[0]
+
+    async def _of_texts(self, model: Served, asked: TaskBody) -> Json:
+        """Returns the answer to texts."""
+        if isinstance(asked.inputs, SimilarityInput):
+            return await self._similarity(model, asked.inputs)
+        rows, single = _rows(model, asked.inputs)
+        if model.embeds:
+            vectors = (await self._catalog.predict(model, rows, VECTOR)).numbers(VECTOR)
+            written: Json = (shortened(vectors, vectors.shape[1]) if asked.normalize else vectors).tolist()
+            return written
+        if ENTITIES in model.outputs:
+            found: list[Json] = [_entities(text) for text in (await self._catalog.predict(model, rows, ENTITIES)).texts(ENTITIES)]
+            return found[0] if single else found
+        if ANSWER in model.outputs:
+            answers = [_span(text) for text in (await self._catalog.predict(model, rows, ANSWER)).texts(ANSWER)]
+            return answers[0]
+        logits = (await self._catalog.predict(model, rows, LOGITS)).numbers(LOGITS)
+        parameters = asked.parameters
+        return [*ranked(logits, model, parameters.function_to_apply or function_of(model), parameters.top_k)]
+
+    async def _similarity(self, model: Served, given: SimilarityInput) -> Json:
+        """Returns the cosines of texts with a text."""
+        if not model.embeds:
+            raise Rejected(f"model {model.name}: it does not make vectors of texts")
+        rows = [(text,) for text in (given.source_sentence, *given.sentences)]
+        vectors = (await self._catalog.predict(model, rows, VECTOR)).numbers(VECTOR)
+        unit = shortened(vectors, vectors.shape[1]).astype(np.float64)
+        cosines: Json = (unit[1:] @ unit[0]).tolist()
+        return cosines
+
+    async def _generated(self, model: Served, asked: TaskBody) -> Json:
+        """Returns the answer of a language model."""
+        if not isinstance(asked.inputs, str):
+            raise Rejected(f"inputs: one text is expected by model {model.name}")
+        given = asked.parameters.model_dump(exclude_none=True)
+        values: dict[str, Json] = {name: given[key] for key, name in GENERATED.items() if key in given}
+        request = generation_request(model.description, "", {TEXT: asked.inputs, **values}, stream=False)
+        async with aclosing(self._generations.responses(request)) as responses:
+            texts = [str(write_generation(response, model.description)["TEXT"]) async for response in responses]
+        return [{"generated_text": "".join(texts)}]
+
+
+def _rows(model: Served, inputs: str | list[str] | PairInput | QuestionInput) -> tuple[list[tuple[Part, ...]], bool]:
+    """Returns the rows, and whether it is a single one that was not in a list.
+
+    Raises:
+        Rejected: The model takes other rows.
+    """
+    if isinstance(inputs, PairInput):
+        return [parts(model, {TEXT: inputs.text, TEXT_PAIR: inputs.text_pair})], True
+    if isinstance(inputs, QuestionInput):
+        return [parts(model, {QUESTION: inputs.question, CONTEXT: inputs.context})], True
+    texts: Sequence[str] = [inputs] if isinstance(inputs, str) else inputs
+    return [parts(model, {TEXT: text}) for text in texts], isinstance(inputs, str)
+
+
+def _check_parameters(model: Served, parameters: Parameters) -> None:
+    """Refuses parameters that the task of a model does not have.
+
+    Raises:
+        Rejected: One is given.
+    """
+    given = set(parameters.model_dump(exclude_none=True)) - {"return_full_text", "details", "decoder_input_details", "watermark"}
+    allowed = {*GENERATED, "do_sample"} if model.generates else {"function_to_apply", "top_k"} if model.classifies else set()
+    if given - allowed:
+        offered = ", ".join(sorted(allowed)) or "none"
+        raise Rejected(f"parameters: {', '.join(sorted(given - allowed))} given; model {model.name} takes {offered}")
+    if parameters.do_sample and not parameters.temperature:
+        raise Rejected("parameters: do_sample needs a temperature above 0 here; give one")
+
+
+def _decoded(inputs: object) -> bytes:
+    try:
+        return base64.b64decode(inputs if isinstance(inputs, str) else "", validate=True)
+    except binascii.Error as error:
+        raise Rejected("inputs: the bytes of a file in base64 are expected") from error
+
+
+def _entities(text: str) -> Json:
+    """Returns the entities of a row in the form of the pipeline; a tag of a single token is an `entity`, else it is an `entity_group`."""
+    found: list[Json] = []
+    for one in json.loads(text):
+        key = "entity" if one["entity"][1:2] == "-" else "entity_group"
+        found.append({key: one["entity"], "score": one["score"], "word": one["text"], "start": one["start"], "end": one["end"]})
+    return found
+
+
+def _span(text: str) -> Json:
+    answer = json.loads(text)
+    return {"answer": answer["text"], "score": answer["probability"], "start": answer["start"], "end": answer["end"]}
