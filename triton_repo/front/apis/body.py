@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Self
 
 from aiohttp import web
@@ -30,7 +31,7 @@ class Body(BaseModel):
         """
         document: dict[str, Json] = {key: value for key, value in parsed(text).items() if value is not None}
         try:
-            return cls.model_validate(document)
+            return cls.model_validate_json(json.dumps(document))  # of Python's values strict models take no dict for a model
         except ValidationError as error:
             raise Rejected(line(error)) from error
 

@@ -101,7 +101,7 @@ class OpenAI:
         predicting = asyncio.ensure_future(self._catalog.predict(model, [(text,) for text in texts], VECTOR))
         try:
             await asyncio.sleep(0)  # the texts are on their way to the model while their tokens are counted
-            tokens = model.tokens(texts)
+            tokens = model.tokens(texts) if len(texts) == 1 else await asyncio.to_thread(model.tokens, texts)
             vectors = (await predicting).numbers(VECTOR)
         finally:
             predicting.cancel()
