@@ -10,7 +10,7 @@ The amounts follow from the recipe, the data and the shapes of the model. What o
     bytes    bytes that the step writes
     builds   graphs that export traces
     engines  engines that are built, evaluated and opened
-    sampled  seconds of samples that the latency step takes if its engines are as fast as the products of torch
+    sampled  seconds of samples, and of answers of the server, if the engines compute `REFERENCE_SPEED` multiply-accumulates a second
     served   models that a server is started with
     asked    rows that the server answers
 """
@@ -24,7 +24,7 @@ from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Latency, Source, shapes
 from export.export import Export
 from foundation.core.engines import REFERENCE
-from foundation.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
+from foundation.measure.race import BLOCKS
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
@@ -57,7 +57,9 @@ def parts_of(
             timed = 2 + MODES * engines
             return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
         served = builds * step.serve * (context.target.device == "cpu")
-        return {"start": 1, "served": served, "asked": served * len(context.data.evaluation), "bytes": disk_bytes}
+        rows, call = len(context.data.evaluation), CALL_S + padded * macs / REFERENCE_SPEED
+        answers = rows * call + len(step.concurrency) * min(LOAD_S, LOAD_REQUESTS * call)
+        return {"start": 1, "served": served, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
     return {"start": 1, "bytes": disk_bytes} if isinstance(step, Source) else {"start": 1, "macs": work}
@@ -69,10 +71,18 @@ def _sampled_macs(macs: int, context: Context) -> float:
     for batch, length in shapes(context.task, context.target):
         share = 1.0 if length is None or not context.max_length else min(1.0, length / context.max_length)
         call = CALL_S + macs * batch * share / REFERENCE_SPEED
-        total += min(max(MAX_SECONDS, MIN_SAMPLES * call), MAX_SAMPLES * call)
+        blocks = [max(block.least * call, min(block.seconds, block.most * call)) for block in BLOCKS]
+        total += max(WARM_UP_S, WARM_UP_CALLS * call) + sum(blocks) + MORE_TURNS * blocks[-1]
     return total
 
 
-CALL_S = 5e-4
-REFERENCE_SPEED = 3e10
+CALL_S = 1e-3
+"""Seconds of a call besides its multiply-accumulates, on average over the engines."""
+WARM_UP_CALLS, WARM_UP_S = 5, 0.15
+"""What the warm-ups of all turns at a shape take at least."""
+MORE_TURNS = 1.5
+"""Turns that a shape takes beyond those of the race, on average, because its figures are not close enough yet."""
+LOAD_REQUESTS, LOAD_S = 400, 5.0
+"""Requests of the server under a constant load, and the most seconds that they take (`triton_repo.client.latency`)."""
+REFERENCE_SPEED = 2e10
 """Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

@@ -8,7 +8,7 @@ USED = 0.4
 """Share of the speed of a large product that the products of a model reach."""
 LOOP_S = 0.04
 """Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""
-START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
+START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 2.0}
 TRAINING = 1.5
 """How much slower a multiply-accumulate of a training is: gradients, optimizer and small operations besides the products."""
 
@@ -27,7 +27,7 @@ def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
         "macs": trains * product,
         "bytes": 2 / known.written_per_s,
         "builds": slow * 6.0,
-        "engines": slow * (4.0 if stage == "export" else 1.0),
+        "engines": slow * (4.0 if stage == "export" else 3.0),
         "sampled": 1.0,
         "served": slow * 10.0,
         "asked": slow * 2e-3,
