@@ -58,7 +58,10 @@ async def vectors_by_openai(address: str, model: str, rows: Sequence[Any], told:
     encoding: Any
     for encoding in ("base64", "float"):
         answer = await asking.embeddings.create(model=model, input=list(rows), encoding_format=encoding)
-        vectors = [np.frombuffer(base64.b64decode(one.embedding), "<f4") if isinstance(one.embedding, str) else one.embedding for one in answer.data]
+        vectors = [
+            np.frombuffer(base64.b64decode(one.embedding), "<f4") if isinstance(one.embedding, str) else one.embedding
+            for one in answer.data
+        ]
         found[f"openai, /v1/embeddings, {encoding}"] = difference(vectors, told.logits)
     return found
 
@@ -79,7 +82,7 @@ async def labels_by_hugging_face(address: str, model: str, rows: Sequence[Any], 
         ranked = [await posted(f"{address}/rerank", {"query": one[0], "texts": [one[1]], "raw_scores": True}) for one in rows]
         return {"HTTP, /rerank": difference([[one[0]["score"]] for one in ranked], told.logits)}
     asking = AsyncInferenceClient(model=f"{address}/models/{model}", token="none")
-    labelled = [await asking.text_classification(row, function_to_apply="none") for row in rows]  # type: ignore[arg-type]
+    labelled = [await asking.text_classification(row, function_to_apply="none") for row in rows]
     predicted = await posted(f"{address}/predict", {"inputs": [[row] for row in rows], "raw_scores": True})
     by_falling = -np.sort(-told.logits, axis=1)
     return {

@@ -18,6 +18,7 @@ from typing import Self
 
 import grpc
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from triton_repo.front.limits import Rejected
 from triton_repo.front.settings import KEYS
@@ -54,7 +55,7 @@ class Doors:
         return scheme.lower() == b"bearer" and any(same)
 
     @property
-    def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def middleware(self) -> Middleware:
         """The middleware of HTTP that refuses others."""
 
         @web.middleware

@@ -13,9 +13,7 @@ from triton_repo.front.failures import status_and_line
 from triton_repo.front.limits import STREAM_IDLE_SECONDS, Rejected
 
 
-async def send_events(
-    request: web.Request, payloads: AsyncGenerator[str], failed: Callable[[int, str], str]
-) -> web.StreamResponse:
+async def send_events(request: web.Request, payloads: AsyncGenerator[str], failed: Callable[[int, str], str]) -> web.StreamResponse:
     """Sends texts as server-sent events; what fails before the first one is raised, and has a status of its own.
 
     Args:

@@ -50,7 +50,7 @@ def upstream(address: str) -> grpc.aio.Channel:
 def serve_grpc(
     channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str] = (), doors: Doors | None = None
 ) -> grpc.aio.Server:
-    """Returns a gRPC server, not started, that forwards to `channel`, lists the ready ones of `models`, and asks for the keys of `doors`."""
+    """Returns a gRPC server, not started, that forwards to `channel`, lists the ready ones of `models` and asks for a key."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),

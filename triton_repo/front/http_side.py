@@ -58,7 +58,12 @@ class Paths:
         self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer, load
         self._models, self._generations = models, Generations(channel, infer)
         catalog = Catalog(channel, infer, models, folder)
-        self._apis = (OpenAI(catalog), Completions(catalog, self._generations), EmbeddingsInference(catalog), HuggingFace(catalog, self._generations))
+        self._apis = (
+            OpenAI(catalog),
+            Completions(catalog, self._generations),
+            EmbeddingsInference(catalog),
+            HuggingFace(catalog, self._generations),
+        )
 
     def application(self, doors: Doors = OPEN) -> web.Application:
         """Returns the application; every error is a JSON object with the key `error`."""
@@ -181,9 +186,7 @@ def metrics_application(socket: str, own: Callable[[], str], doors: Doors = OPEN
     return application
 
 
-async def listen(
-    application: web.Application, address: str, port: int, context: ssl.SSLContext | None = None
-) -> tuple[web.AppRunner, int]:
+async def listen(application: web.Application, address: str, port: int, context: ssl.SSLContext | None = None) -> tuple[web.AppRunner, int]:
     """Serves an application; returns the runner, and the port.
 
     More than `MAX_CONNECTIONS` connections are closed at once, and what a client asked that has gone is cancelled.

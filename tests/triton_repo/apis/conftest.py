@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestServer
-from tests.triton_repo.apis.stand_in_triton import Triton, write_models
 
+from tests.triton_repo.apis.stand_in_triton import Triton, write_models
 from triton_repo.front.admission import Admission
 from triton_repo.front.http_side import Paths
 from triton_repo.front.inference import Inference

@@ -1,13 +1,13 @@
 """A channel to a Triton whose models answer by rule, so that an answer of a route can be computed beside it.
 
-    vectors       the numbers of letters a to h of a text
-    polarity      logits (number of letters, number of e) of `LABELS`
-    topics        the same for three labels of which any number may hold
-    value         the number of letters
-    reranker      the number of letters that query and text share
-    entities      each word that begins with a capital letter, as a name
-    questions     the first word of the context
-    story         an answer of the words of the prompt, one word a piece
+vectors       the numbers of letters a to h of a text
+polarity      logits (number of letters, number of e) of `LABELS`
+topics        the same for three labels of which any number may hold
+value         the number of letters
+reranker      the number of letters that query and text share
+entities      each word that begins with a capital letter, as a name
+questions     the first word of the context
+story         an answer of the words of the prompt, one word a piece
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ class Stream:
             yield pb.ModelStreamInferResponse(error_message=self._triton.refuses)
             return
         given = inputs_of(request)
-        text = given.get("TEXT") or (json.loads(given["MESSAGES"])[-1]["content"] if "MESSAGES" in given else " ".join(map(str, given["INPUT_IDS"])))
+        text = given.get("TEXT") or (
+            json.loads(given["MESSAGES"])[-1]["content"] if "MESSAGES" in given else " ".join(map(str, given["INPUT_IDS"]))
+        )
         words = text.split(" ")
         most = given.get("MAX_TOKENS", len(words))
         pieces = [word if index == 0 else f" {word}" for index, word in enumerate(words[:most])]

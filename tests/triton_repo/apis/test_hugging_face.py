@@ -167,7 +167,9 @@ def test_a_model_is_named_where_several_fit(served: Any) -> None:
 def test_long_texts_are_refused_where_they_must_not_be_truncated(served: Any) -> None:
     async def ask(address: str) -> Any:
         longer = "a " * 9
-        return [(await post(address, "/embed", {"inputs": ["a", longer], **more}))[0] for more in ({}, {"truncate": True}, {"truncate": False})]
+        return [
+            (await post(address, "/embed", {"inputs": ["a", longer], **more}))[0] for more in ({}, {"truncate": True}, {"truncate": False})
+        ]
 
     assert served(ask, "vectors") == [200, 200, 413]
 

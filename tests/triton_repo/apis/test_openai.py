@@ -28,7 +28,10 @@ def test_embeddings_are_the_vectors_of_the_model(encoding: Any, served: Any) -> 
         return await client(address).embeddings.create(model="vectors", input=TEXTS, encoding_format=encoding)
 
     answer = served(ask, "vectors", triton=triton)
-    found = [np.frombuffer(base64.b64decode(one.embedding), "<f4").tolist() if isinstance(one.embedding, str) else one.embedding for one in answer.data]
+    found = [
+        np.frombuffer(base64.b64decode(one.embedding), "<f4").tolist() if isinstance(one.embedding, str) else one.embedding
+        for one in answer.data
+    ]
     assert found == [vector(text) for text in TEXTS]
     assert [one.index for one in answer.data] == list(range(len(TEXTS)))
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(min(TOKENS, len(text.split())) for text in TEXTS)

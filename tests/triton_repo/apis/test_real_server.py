@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import openai
@@ -41,7 +40,9 @@ def test_completions_are_the_answers_over_grpc(language: Service, model: str, st
     client = openai.OpenAI(base_url=f"http://{language.http_address}/v1", api_key="none", max_retries=0)
     for prompt in tiny_language.prompts((3, 20)):
         told = pieces(language, model, ids=prompt, max_tokens=25, ignore_eos=True)
-        answer = client.completions.create(model=model, prompt=list(prompt), max_tokens=25, stream=stream, extra_body={"ignore_eos": True})
+        answer = client.completions.create(
+            model=model, prompt=[int(token) for token in prompt], max_tokens=25, stream=stream, extra_body={"ignore_eos": True}
+        )
         parts = list(answer) if stream else [answer]
         assert "".join(part.choices[0].text for part in parts) == "".join(piece.text for piece in told)
         assert parts[-1].choices[0].finish_reason == "length"

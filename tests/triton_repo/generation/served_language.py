@@ -36,8 +36,8 @@ def language_server(root: Path) -> Iterator[Service]:
     models = layout.served_models(exported, served_on("cpu", generates=True))
     write_language_repository(root / "repository", models, batch_sizes=(1, RUNNING))
     told = models[0].engine
-    proposals = {"draft": "llama-fp32", "file": told["file"], "tokens": 4, "properties": told["properties"]}
-    drafted = replace(models[0], name=DRAFTED, engine={**told, "speculation": proposals})
+    proposals = {"draft": "llama-fp32", "file": told.file, "tokens": 4, "properties": told.properties}
+    drafted = replace(models[0], name=DRAFTED, engine=told.with_(speculation=proposals))
     write_language_repository(root / "repository", [drafted], batch_sizes=(1, RUNNING), proposals=True)
     crowded = replace(models[0], name=CROWDED)
     write_language_repository(root / "repository", [crowded], batch_sizes=(1, RUNNING), max_waiting=CROWD - RUNNING)

@@ -37,8 +37,9 @@ class Body(BaseModel):
 
 
 def line(error: ValidationError) -> str:
-    """Returns the first error in one line: the key, and what is wrong with it."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    """Returns the first error in one line: the key, and what is wrong with it; unknown keys come first, as they may be misspelled ones."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = min(errors, key=lambda one: one["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])[:128]
     if first["type"] == "extra_forbidden":
         return f"{key}: not offered here; leave it out"

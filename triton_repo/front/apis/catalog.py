@@ -171,7 +171,9 @@ class Catalog:
         fitting = [one for one in await self.all() if fits(one)]
         if len(fitting) != 1:
             names = ", ".join(one.name for one in fitting)
-            raise Rejected(f"{names} {what}; name one of them as model" if fitting else f"no model here can {what}", 400 if fitting else 404)
+            raise Rejected(
+                f"{names} {what}; name one of them as model" if fitting else f"no model here can {what}", 400 if fitting else 404
+            )
         return fitting[0]
 
     async def predict(self, model: Served, rows: Sequence[tuple[Part, ...]], *outputs: str) -> Predictions:

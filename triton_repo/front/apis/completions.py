@@ -246,9 +246,7 @@ class Completions:
         return await send_events(request, payloads, lambda status, message: compact(error_document(status, message)))
 
 
-async def _written(
-    pieces: AsyncGenerator[Answer], head: Mapping[str, Json], form: Form, include_usage: bool
-) -> AsyncGenerator[str]:
+async def _written(pieces: AsyncGenerator[Answer], head: Mapping[str, Json], form: Form, include_usage: bool) -> AsyncGenerator[str]:
     """Yields the events of a stream."""
     last, begun = Answer(""), False
     async with aclosing(pieces):

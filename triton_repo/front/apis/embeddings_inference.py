@@ -2,7 +2,7 @@
 
     POST /embed      {"inputs": TEXT | [TEXT, ...], "normalize": true, "dimensions": D}          [[...], ...]
     POST /rerank     {"query": TEXT, "texts": [TEXT, ...], "raw_scores", "return_text"}          [{"index", "score", "text"}, ...]
-    POST /predict    {"inputs": TEXT | [TEXT, TEXT] | [[TEXT], [TEXT, TEXT], ...], "raw_scores"} [{"label", "score"}, ...], or a list of such
+    POST /predict    {"inputs": TEXT | [TEXT, TEXT] | [[TEXT], ...], "raw_scores"}   [{"label", "score"}, ...], or a list of such
     GET  /info       the model, and the limits of a request
     GET  /health     status 200 if the models are ready
 
@@ -133,7 +133,9 @@ class EmbeddingsInference:
 
     async def info(self, request: web.Request) -> web.StreamResponse:
         """What is served."""
-        model = await self._catalog.only(lambda one: one.embeds or _labels_texts(one), "make vectors or labels of texts", request.query.get("model"))
+        model = await self._catalog.only(
+            lambda one: one.embeds or _labels_texts(one), "make vectors or labels of texts", request.query.get("model")
+        )
         labels = model.known.labels
         names: dict[str, Json] = {"id2label": {str(index): name for index, name in enumerate(labels)}}
         names["label2id"] = {name: index for index, name in enumerate(labels)}
@@ -173,4 +175,6 @@ def _check_lengths(model: Served, asked: Asked, rows: list[str] | list[tuple[str
         Rejected: One of them is longer than the model reads.
     """
     if not asked.truncate and (longer := model.overflow(rows)) is not None:
-        raise Rejected(f"inputs: text {longer} is longer than the {model.known.max_length} tokens that the model reads; leave truncate out", 413)
+        raise Rejected(
+            f"inputs: text {longer} is longer than the {model.known.max_length} tokens that the model reads; leave truncate out", 413
+        )

@@ -1,11 +1,13 @@
-"""The API of Hugging Face Inference: each task in the form that `huggingface_hub.InferenceClient(model="http://HOST:PORT/models/NAME")` reads.
+"""The API of Hugging Face Inference: each task in the form that `huggingface_hub.InferenceClient` reads.
+
+The client is given the address of a model: `InferenceClient(model="http://HOST:PORT/models/NAME")`.
 
     POST /models/NAME    {"inputs": ..., "parameters": {...}}, or the bytes of an image or a sound
 
     labels of a text            {"inputs": TEXT | [TEXT, ...]}                               [[{"label", "score"}, ...], ...]
     labels of a pair            {"inputs": {"text": TEXT, "text_pair": TEXT}}                the same
-    entities                    {"inputs": TEXT}                                             [{"entity_group", "score", "word", "start", "end"}]
-    answers to questions        {"inputs": {"question": TEXT, "context": TEXT}}              {"answer", "score", "start", "end"}
+    entities                    {"inputs": TEXT}                                             [{"entity_group", "word", "start", ...}]
+    answers to questions        {"inputs": {"question": TEXT, "context": TEXT}}              {"answer", "score", "start", ...}
     vectors                     {"inputs": TEXT | [TEXT, ...]}                               [[...], ...]
     similarity                  {"inputs": {"source_sentence": TEXT, "sentences": [...]}}    [cosine, ...]
     labels of images, sounds    bytes, or {"inputs": BASE64}                                 [{"label", "score"}, ...]

@@ -124,7 +124,7 @@ def shortened(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float
     if dimensions > vectors.shape[1]:
         raise Rejected(f"dimensions: {dimensions} given; the vectors of this model have {vectors.shape[1]}")
     first = vectors[:, :dimensions]
-    return first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return np.asarray(first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), np.finfo(np.float32).tiny), np.float32)
 
 
 def error_document(status: int, message: str) -> dict[str, Json]:
