@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -67,8 +68,14 @@ def main() -> None:
                 "folder": str(out), "texts": texts, "max_length": recipe.data.max_length, "out": f"{scratch}/{form}.npy",
                 "kind": facts.auto_class.removeprefix("AutoModel"), "arguments": more(out),
             }  # fmt: skip
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # nothing of ours
             done = subprocess.run(
-                [arguments.python, str(WORKER), library], input=json.dumps(request), capture_output=True, text=True, check=False
+                [arguments.python, str(WORKER), library],
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
             )
             if done.returncode:
                 print(f"| {form} | {library} | not loaded: {done.stderr.strip().splitlines()[-1][:160]} | | | |")

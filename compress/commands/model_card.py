@@ -22,6 +22,7 @@ from compress.report.model.variant import Latency, Variant
 from compress.report.summary import missed_goals
 from export.folders.source import PLACE, Written
 from export.folders.table import Format
+from foundation.artifacts.document import Figures
 from foundation.artifacts.figures import Accuracy, Drop
 from foundation.core.engines import ENGINES, REFERENCE
 from foundation.labels.facts import Facts
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 FILE, UNKNOWN = "README.md", "unknown"
 """Name of the card, and the licence of the Hub's list that stands for none known."""
 NOT_MEASURED = "-"
+RESOLVED = ("scheme", "mode", "weight_bits", "calibrator", "rows")
+"""Figures of the stage `quantize` that a card names."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,8 @@ def _steps(published: Published) -> Iterator[str]:
     yield f"1. Base model: {published.origin.source}."
     for place, (name, kind, settings) in enumerate(published.origin.steps, start=2):
         said = "" if name == kind else f" ({kind})"
-        yield f"{place}. `{name}`{said}: {_settings(settings)}"
+        own = published.variant.quantization if name == published.variant.id else None
+        yield f"{place}. `{name}`{said}: {_settings(settings)}{_resolved(own or {})}"
     yield ""
     version, finished = published.report.compress or "of an unknown version", published.report.created or "at an unknown time"
     yield f"compress {version} made it, finished {finished}."
@@ -165,6 +169,12 @@ def _settings(settings: Mapping[str, object]) -> str:
         _without_paths(dict(settings)), default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
     ).strip()
     return f"`{text}`; other settings are the defaults."
+
+
+def _resolved(figures: Figures) -> str:
+    """Returns what a stage that quantizes chose where its settings leave the choice, and its scheme."""
+    known = {name: figures[name] for name in RESOLVED if figures.get(name) is not None}
+    return f" It used `{yaml.safe_dump(known, default_flow_style=True, sort_keys=False, width=10_000).strip()}`." if known else ""
 
 
 def _without_paths(value: object) -> Any:

@@ -107,10 +107,10 @@ def snippets(facts: Facts, name: str) -> tuple[Snippet, ...]:
     imports, lines = reading(facts, "np")
     outputs = [HIDDEN] if facts.embeds_texts else [*SPANS] if facts.finds_spans else [LOGITS]
     left = "hidden" if facts.embeds_texts else ", ".join(outputs)
-    comma = "" if len(outputs) > 1 else ","
+    left = left if len(outputs) > 1 else f"({left},)"
     asked = ", ".join(f'"{output}"' for output in outputs)
     session = f'session = onnxruntime.InferenceSession("{PLACE}/{FOLDER}/{name}")\nnames = [node.name for node in session.get_inputs()]'
-    run = f"{left}{comma} = session.run([{asked}], features)" + ("\nvectors = hidden[:, 0]" if facts.embeds_texts else "")
+    run = f"{left} = session.run([{asked}], features)" + ("\nvectors = hidden[:, 0]" if facts.embeds_texts else "")
     plain = f"import onnxruntime\n{imports}\n\n{session}\n{lines}\n{run}"
     found = [Snippet("ONNX Runtime", plain)]
     if facts.embeds_texts:

@@ -40,8 +40,12 @@ SNIPPETS = (Snippet("OpenVINO", f'load("{PLACE}")'),)
 def published(form: str = "openvino", written: Written | None = None, **more: Any) -> Published:
     plain = finished("text-classification", "accuracy", 0.9, 0.89, INT8, {})
     plain["environment"] = {"cpu": "EPYC", "cpu_features": ["avx2"], "cores": 2, "versions": {"openvino": "2026.4.1"}}
-    plain["variants"][1] |= {"int8_share": 0.9, "checkpoint_bytes": 91_000_000, "accuracy": {
-        "torch": {"value": 0.895, "n": 500}, "openvino": {"value": 0.8871, "low": 0.86, "high": 0.91, "n": 500}}}  # fmt: skip
+    plain["variants"][1] |= {
+        "int8_share": 0.9,
+        "checkpoint_bytes": 91_000_000,
+        "quantization": {"scheme": "w8a8", "weight_bits": 7, "noise": {}},
+        "accuracy": {"torch": {"value": 0.895, "n": 500}, "openvino": {"value": 0.8871, "low": 0.86, "high": 0.91, "n": 500}},
+    }
     report = contents(plain)
     return Published(
         report, report.variants[1], TASKS["text-classification"], FORMATS[form], written or Written(BUILT, SNIPPETS), ORIGIN, **more
@@ -114,6 +118,7 @@ def test_settings_hold_no_path_of_the_machine() -> None:
     found = str(card(published()))
     line = next(line for line in found.splitlines() if line.startswith("2. `quantize`"))
     assert yaml.safe_load(line.split("`")[3]) == {"rounding": "gptq", "teacher": "teacher", "losses": [{"of": "here"}]}
+    assert yaml.safe_load(line.split("`")[5]) == {"scheme": "w8a8", "weight_bits": 7}
     assert "secret" not in found
 
 
