@@ -13,7 +13,7 @@ import typer
 
 from compress.commands import launch
 from compress.commands.exit_status import finish
-from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, RowOptions, with_options
+from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, OutputOptions, RowOptions, with_options
 from foundation.core.errors import InputError
 from foundation.core.shown import pasted
 from foundation.machine.parallel import is_launched, joined
@@ -21,6 +21,7 @@ from foundation.machine.waits import bounded_spin
 from triton_repo.ports import FIXED
 
 if TYPE_CHECKING:
+    from compress.commands.run_json import RunJson
     from compress.recipe import Recipe
     from compress.report.model.contents import Contents
 
@@ -109,8 +110,9 @@ def plan(
 
 @app.command(
     epilog="Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize; "
-    "torchrun --nproc_per_node=2 $(which compress) run recipe.yaml"
+    "torchrun --nproc_per_node=2 $(which compress) run recipe.yaml; compress run recipe.yaml --json | jq .event"
 )
+@with_options
 def run(
     recipe: RecipeFile,
     out: Out = None,
@@ -118,29 +120,35 @@ def run(
     start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run this stage and every later one again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train together, on this machine.")] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
-    verbose: Verbose = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Run a recipe. Resumable: finished stages are skipped."""
     os.environ.update(launch.from_slurm(os.environ))
+    launches, first = processes > 1 and not is_launched(), os.environ.get("RANK", "0") == "0"
+    events = None
+    if output.as_json and not launches:  # the processes that are launched have events
+        from compress.commands.run_json import RunJson
+
+        events = RunJson.on_stdout(first)
 
     def work() -> int:
-        if processes > 1 and not is_launched():
+        if launches:
             return launch.start(processes, [sys.executable, *sys.argv])
         checked = _read(recipe, settings)
-        from foundation.core.progress import ConsoleProgress
-
-        progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
-        if os.environ.get("RANK", "0") == "0":
+        progress = output.progress() if events is None else events.progress(output.quiet)
+        if first:
             progress.log(f"{checked.name}: loading libraries")
         with progress.alive("loading libraries"):
             from compress.pipeline import run as run_recipe
 
         with joined() as team:
             outcome = run_recipe(checked, out, start=start, force=force, progress=progress, team=team)
-        return _conclude(outcome.folder, outcome.contents) if team.is_first else 0
+        if not team.is_first:
+            return 0
+        return _conclude(outcome.folder, outcome.contents, events)
 
-    finish(work, verbose)
+    finish(work, output.verbose, events)
 
 
 @app.command(
@@ -473,13 +481,16 @@ def _read(recipe: Path, settings: list[str] | None) -> "Recipe":
     return load_recipe(recipe, settings or [])
 
 
-def _conclude(folder: Path, contents: "Contents") -> int:
-    """Prints the outcome of the run from the contents of `report.json`; returns the exit status."""
+def _conclude(folder: Path, contents: "Contents", events: "RunJson | None" = None) -> int:
+    """Prints the outcome of the run from the contents of `report.json`, or hands it to the events; returns the exit status."""
     from compress.report.goals import missed, unjudged_busy
     from compress.report.summary import summary
 
-    for line in summary(contents, folder):
-        typer.echo(line)
+    if events is not None:
+        events.finished(folder, contents)
+    else:
+        for line in summary(contents, folder):
+            typer.echo(line)
     return 3 if missed(contents) else 4 if unjudged_busy(contents) else 0
 
 

@@ -111,8 +111,7 @@ def run(
     recipe, folder, team = started(recipe), local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
-    steps = plan_steps(recipe)
-    _check_start(start, steps)
+    steps = _steps_from(recipe, start)
     check_server(recipe)
     with locked(folder) if team.is_first else nullcontext():
         if team.is_first:
@@ -121,6 +120,7 @@ def run(
             start_list(folder)
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
+        progress.run_started(recipe.name, folder, [str(step.id) for step in steps])
         with progress.alive("reading data and model"):
             context = prepare(recipe, folder, progress, team, judge)
         _warn_of_data_and_goals(recipe, context, judge)
@@ -151,8 +151,10 @@ def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> N
 def _watched(step: Stage, state: RunState, outlook: Outlook, progress: ConsoleProgress, force: bool) -> tuple[Artifact, bool, float]:
     """Does what `advance` does, checks that there is room, and records what the step took if it ran."""
     context = replace(state.context, count_macs=partial(_counted, state.context, outlook, step))
+    progress.stage_started(str(step.id))
     with progress.alive(str(step.id)), Resident() as resident:
         made, cached, seconds = advance(step, replace(state, context=context), outlook.folder, force)
+    progress.stage_finished(str(step.id), made.path, made.metrics, seconds, cached=cached)
     if context.team.is_first and not cached:
         outlook.record(step, seconds, made, resident.peak_bytes)
     return made, cached, seconds
@@ -207,10 +209,13 @@ def finish(folder: Path, context: Context, progress: ConsoleProgress) -> Content
     return contents
 
 
-def _check_start(start: str | None, steps: list[Stage]) -> None:
+def _steps_from(recipe: Recipe, start: str | None) -> list[Stage]:
+    """Returns the steps, and checks that one of them is called as `start` says."""
+    steps = plan_steps(recipe)
     ids = [str(step.id) for step in steps]
     if start is not None and start not in ids:
         raise InputError(f"--from {start}", "no such stage", f"stages: {', '.join(ids)}{nearest(start, ids)}")
+    return steps
 
 
 def check_server(recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ import cli
 from compress.commands.exit_status import STATUSES
 from compress.commands.list import parts_of, schema_text, type_of
 from compress.compare.model import Comparison
+from compress.events.model import ADAPTER, EVENTS, name_of
 from compress.recipe import STAGES, Recipe
 from compress.report.glossary import GROUPS
 from compress.report.model.contents import Contents
@@ -260,6 +261,30 @@ is never 0.
 {body}"""
 
 
+def events_page() -> str:
+    """Returns every key of the events of `compress run --json`, a section for each event."""
+    body = "\n".join(map(_event, EVENTS))
+    return f"""{NOTICE}
+# Events of a run
+
+`compress run --json` prints events: each is one JSON object on one line of standard output, in ASCII. [Run it from a
+program](../how-to/run-from-a-program.md) shows how to read them.
+
+`[]` stands for the entries of a list. A key without a value is absent; keys are only ever added, and so are events. Every number has its
+unit in its key. The JSON schema of one line is [`events.schema.json`](../events.schema.json).
+
+{body}"""
+
+
+def _event(event: type[Document]) -> str:
+    """Returns the sections of an event: its keys, and those of each map in it."""
+    name = name_of(event)
+    first, *below = sections(event)
+    about = " ".join((inspect.getdoc(event) or "").split())
+    rows = _map(first, f"`{name}`").replace("\n\n", f"\n\n{_escaped(about)}\n\n", 1)
+    return "\n".join([rows, *(_map(section._replace(path=f"{name}.{section.path}"), "") for section in below)])
+
+
 class Key(NamedTuple):
     """One key of a map, as the reference shows it."""
 
@@ -294,7 +319,7 @@ def _each_map(model: type[Document], path: str, seen: dict[type[Document], str])
             else:
                 seen[kind] = whole
                 below.append((kind, whole))
-        keys.append(Key(place, KEY_TYPES.get(kind, "map"), meaning))
+        keys.append(Key(place, "text" if get_origin(kind) is Literal else KEY_TYPES.get(kind, "map"), meaning))
     yield Section(path, tuple(keys))
     for kind, whole in below:
         yield from _each_map(kind, whole, seen)
@@ -388,11 +413,13 @@ def main() -> int:
         ROOT / "docs" / "recipe.schema.json": schema_text() + "\n",
         ROOT / "docs" / "report.schema.json": _schema(Contents),
         ROOT / "docs" / "search.schema.json": _schema(Search),
+        ROOT / "docs" / "events.schema.json": json.dumps(ADAPTER.json_schema(), indent=1) + "\n",
         PAGES / "recipe.md": recipe_page(),
         PAGES / "commands.md": commands_page(),
         PAGES / "report.md": report_page(),
         PAGES / "search.md": search_page(),
         PAGES / "compare.md": compare_page(),
+        PAGES / "events.md": events_page(),
         PAGES / "architectures.md": architectures_page(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

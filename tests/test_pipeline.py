@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from compress.commands.clean import clean
 from compress.commands.plan import describe
 from compress.commands.verify import verify
 from compress.compare.document import compare
+from compress.events.progress import EventProgress
+from compress.events.stdout import EventStream
 from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
@@ -29,6 +32,7 @@ from foundation.measure import latency
 from foundation.measure.fastest import FAR
 from foundation.measure.race import BLOCKS
 from tests import without_clocks
+from tests.compress.events.test_events import read as read_events
 from tests.engines_inside import inside
 from tests.tiny_recipes import tiny_vit
 
@@ -55,11 +59,17 @@ def recipe() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def events() -> BytesIO:
+    """The stream that the events of `finished` are written to."""
+    return BytesIO()
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, events: BytesIO, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch, inside():
         without_clocks.hurry(patch)  # engines are timed in processes of their own, for a moment; `test_export` evaluates them in processes
         patch.setattr("foundation.measure.latency.measure", partial(in_processes, latency.measure))
-        return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=ConsoleProgress("quiet"))
+        return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=EventProgress(EventStream(events)))
 
 
 def in_processes(measure: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,6 +100,30 @@ def lines_of(folder: Path) -> Iterator[str]:
 def test_steps_hold_the_implicit_ones(recipe: Recipe) -> None:
     ids = [step.id for step in plan_steps(recipe)]
     assert ids == ["model", "finetune", "evaluate-finetune", "quantize", "evaluate-quantize", "export", "latency"]
+
+
+def test_events_say_what_ran_what_was_cached_and_what_came_of_it(finished: Outcome, recipe: Recipe, events: BytesIO, copy: Path) -> None:
+    resumed = BytesIO()
+    run(recipe, copy, progress=EventProgress(EventStream(resumed)))
+    ids = [str(step.id) for step in plan_steps(recipe)]
+    for stream, folder, cached in ((events, finished.folder, False), (resumed, copy, True)):
+        written = read_events(stream)
+        (start,) = (event for event in written if event["event"] == "run_started")
+        assert (start["name"], start["folder"], start["stages"]) == ("tiny", str(folder), ids)
+        marks = [(event["event"], event["stage"]) for event in written if event["event"].startswith("stage_")]
+        assert marks == [(mark, stage) for stage in ids for mark in ("stage_started", "stage_finished")]
+        ended = {event["stage"]: event for event in written if event["event"] == "stage_finished"}
+        assert {stage: event["cached"] for stage, event in ended.items()} == dict.fromkeys(ids, cached)
+        figures = {event["stage"]: event for event in written if event["event"] == "figures" and "label" not in event}
+        for stage, made in open_run(folder).artifacts.items():
+            assert (ended[stage]["seconds"], ended[stage]["folder"]) == (made.manifest["seconds"], str(made.path.absolute()))
+            assert figures[stage]["figures"].keys() <= made.metrics.keys()
+        assert figures["evaluate-quantize"]["figures"]["metrics"] == open_run(folder).artifacts["evaluate-quantize"].metrics["metrics"]
+        assert {row["engine"] for row in figures["latency"]["latency"]} == {"torch", "openvino"}
+        epochs = [event["figures"] for event in written if event["event"] == "figures" and event.get("label") == "finetune"]
+        assert len(epochs) == (0 if cached else 1)
+        assert all(epoch["loss"] > 0 and epoch["step"] == epoch["steps"] for epoch in epochs)
+        assert any(event["event"] == "progress" and event["label"] == "finetune" for event in written) is not cached
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ class Told:
     def warn(self, message: str) -> None:
         self.warnings.append(message)
 
-    def tick(self, label: str, message: str) -> None:
+    def tick(self, label: str, message: str, figures: Mapping[str, float] | None = None) -> None:
         self.lines.append(message)
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:

@@ -7,11 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
 
 import typer
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.machine.faults import LOST, fault_of, is_lost, line_of
 from foundation.machine.parallel import FailedElsewhere, is_launched, leave
 
@@ -27,15 +28,47 @@ STATUSES = {
 """Meaning of each exit status."""
 
 
-def finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
-    """Runs a verb and turns its result or exception into an exit status."""
+@dataclass(frozen=True)
+class Failure:
+    """Why a verb ends without its result."""
+
+    status: int
+    """Exit status."""
+    kind: Literal["input", "machine", "internal", "stopped"]
+    problems: tuple[Problem, ...]
+    """Empty where another process of the run reports it."""
+
+
+class Listener(Protocol):
+    """Follows how a verb ends."""
+
+    def failed(self, failure: Failure) -> None:
+        """Notes why it ends without a result."""
+
+    def ended(self, status: int) -> None:
+        """Notes its exit status; called last, once."""
+
+
+def finish(work: Callable[[], int | None], verbose: bool = False, listener: Listener | None = None) -> NoReturn:
+    """Runs a verb and turns its result or exception into an exit status.
+
+    Args:
+        work: The verb; returns its exit status, None for 0.
+        verbose: Whether an exception prints its traceback.
+        listener: Follows how it ends.
+    """
     received: list[int] = []
     try:
         with _stoppable(received):
             status = work() or 0
     except (Exception, KeyboardInterrupt) as error:  # last frame of the program
         stopped = received or isinstance(error, KeyboardInterrupt)  # some libraries turn an interrupt into an error of their own
-        status = _stopped(received) if stopped else _failed(error, verbose)
+        failure = _stopped(received) if stopped else _failed(error)
+        status = _say(failure.status, verbose and not stopped, *map(str, failure.problems))
+        if listener is not None:
+            listener.failed(failure)
+    if listener is not None:
+        listener.ended(status)
     if is_launched():
         leave(status)
     raise typer.Exit(status)
@@ -62,26 +95,25 @@ def _stoppable(received: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stopped(received: list[int]) -> int:
+def _stopped(received: list[int]) -> Failure:
     terminated = signal.SIGTERM in received
     how = "stopped with SIGTERM" if terminated else "stopped"
-    return _say(143 if terminated else 130, False, f"{how}; finished stages are kept, run the same command to continue")
+    line = f"{how}; finished stages are kept, run the same command to continue"
+    return Failure(143 if terminated else 130, "stopped", (Problem("", line),))
 
 
-def _failed(error: BaseException, verbose: bool) -> int:
-    """Reports an exception: wrong input, a fault of the machine, or else an internal error."""
+def _failed(error: BaseException) -> Failure:
+    """Returns why an exception ends the verb: wrong input, a fault of the machine, or else an internal error."""
     if isinstance(error, InputError):
-        return _say(2, verbose, *error.lines)
+        return Failure(2, "input", error.problems)
     if isinstance(error, FailedElsewhere):
-        return _say(1, verbose)
+        return Failure(1, "internal", ())
     if is_lost(error):
-        return _say(2, verbose, LOST)
-    fault = fault_of(error)
-    return _say(2, verbose, line_of(fault)) if fault else _unexpected(error, verbose)
-
-
-def _unexpected(error: BaseException, verbose: bool) -> int:
-    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)")
+        return Failure(2, "machine", (Problem("", LOST),))
+    if (fault := fault_of(error)) is not None:
+        return Failure(2, "machine", (Problem("", line_of(fault)),))
+    line = f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)"
+    return Failure(1, "internal", (Problem("", line),))
 
 
 def _say(status: int, verbose: bool, *lines: str) -> int:

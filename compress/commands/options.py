@@ -19,6 +19,7 @@ from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
     from foundation.core.decoding import Decoding
+    from foundation.core.progress import ConsoleProgress
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,23 @@ class DecodingOptions:
 
         ends = {"stop": tuple(self.stop or ()), "stop_tokens": tuple(self.stop_tokens or ())}
         return Decoding(**{**asdict(self), **ends})
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What `run` prints."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events for programs, one JSON object a line, instead of lines for people.")
+    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")] = False
+
+    def progress(self) -> "ConsoleProgress":
+        """Returns a progress for people."""
+        from foundation.core.progress import ConsoleProgress
+
+        return ConsoleProgress("quiet" if self.quiet else "verbose" if self.verbose else "normal")
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

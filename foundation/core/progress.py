@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -36,8 +36,14 @@ class Progress(Protocol):
     def warn(self, message: str) -> None:
         """Writes one line that must not be overlooked; it is kept for the report."""
 
-    def tick(self, label: str, message: str) -> None:
-        """Writes one of many lines of the bar `label`, such as one for each epoch; a console need not show all of them."""
+    def tick(self, label: str, message: str, figures: Mapping[str, float] | None = None) -> None:
+        """Writes one of many lines of the bar `label`, such as one for each epoch; a console need not show all of them.
+
+        Args:
+            label: Name of the bar.
+            message: The line.
+            figures: The numbers in the line by name, for programs.
+        """
 
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """Yields `items`, showing rate and remaining time."""
@@ -68,10 +74,32 @@ class ConsoleProgress:
         self._drawn_bars = 0
         self._spoken = clock()
 
+    def run_started(self, name: str, folder: Path, stages: Sequence[str]) -> None:
+        """Notes that the run folder is locked; the console shows what comes next anyway.
+
+        Args:
+            name: `name` of the recipe.
+            folder: The run folder.
+            stages: Ids of all steps, in order.
+        """
+
+    def stage_started(self, stage: str) -> None:
+        """Notes that a step begins: it is looked up in the cache, and runs if it is not there. `advance` logs which of the two."""
+
+    def stage_finished(self, stage: str, folder: Path, figures: Mapping[str, object], seconds: float, *, cached: bool) -> None:
+        """Notes that the artifact of a step is there; `advance` logs it.
+
+        Args:
+            stage: Id of the step.
+            folder: Folder of its artifact.
+            figures: Figures of its manifest.
+            seconds: Seconds that the step took when it ran.
+            cached: Whether an earlier run made the artifact.
+        """
+
     def log(self, message: str) -> None:
         """Writes one line."""
-        self._write(message)
-        self._show(message)
+        self._line(message)
 
     def warn(self, message: str) -> None:
         """Writes one line that is also kept for the report."""
@@ -111,9 +139,9 @@ class ConsoleProgress:
         now, at_work = self._clock(), list(self._at_work)
         if at_work and not self._drawn_bars and now - self._spoken >= SILENT_SECONDS:
             what, began = at_work[-1]
-            self._show(f"  {what}: {now - began:.0f} s")
+            self._show_alive(what, now - began)
 
-    def tick(self, label: str, message: str) -> None:
+    def tick(self, label: str, message: str, figures: Mapping[str, float] | None = None) -> None:
         """Writes one of many lines of the open bar `label`: all of them to the file, but few where there is no terminal."""
         self._write(message)
         if label in self._open:
@@ -135,7 +163,7 @@ class ConsoleProgress:
         if self._console.is_terminal and self.volume not in ("silent", "quiet"):
             yield from self._drawn(label, total)
             return
-        plain = self._open[label] = _PlainBar(label, total, self._show, self.log, self._clock)
+        plain = self._open[label] = _PlainBar(label, total, self._show, self._line, self._clock)
         try:
             yield plain.advance
         finally:
@@ -158,6 +186,13 @@ class ConsoleProgress:
                 yield advance
             finally:
                 self._drawn_bars -= 1
+
+    def _line(self, message: str) -> None:
+        self._write(message)
+        self._show(message)
+
+    def _show_alive(self, what: str, seconds: float) -> None:
+        self._show(f"  {what}: {seconds:.0f} s")
 
     def _show(self, message: str) -> None:
         self._spoken = self._clock()

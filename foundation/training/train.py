@@ -378,16 +378,18 @@ class _Loop:
         """Evaluates on the selection split when due, and records the losses at the end of an epoch."""
         steps, every = self.history.steps, self.config.evaluate_every or self.epoch_steps
         finished = steps == self.num_steps
-        message = ""
+        message, figures = "", dict[str, float](epoch=epoch + 1, step=steps, steps=self.num_steps)
         if self.select is not None and (steps % every == 0 or finished):
-            message = f", {self.selected_by} {self._judge(self.select):.4f}"
+            figures["selection"] = self._judge(self.select)
+            message = f", {self.selected_by} {figures['selection']:.4f}"
         if steps % self.epoch_steps == 0 or finished:
             means = {name: total / self.seen for name, total in self.sums.items()}
             self.history.losses.append({"epoch": epoch + 1, **means, "loss": sum(means.values())})
-            message = f", loss {sum(means.values()):.4f}{message}"
+            figures |= {**means, "loss": sum(means.values())}
+            message = f", loss {figures['loss']:.4f}{message}"
             self.sums, self.seen = {}, 0
         if message:
-            progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+            progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}", figures)
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""

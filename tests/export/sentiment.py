@@ -66,7 +66,7 @@ class Silent:
     def warn(self, message: str) -> None:
         self.lines.append(message)
 
-    def tick(self, label: str, message: str) -> None:
+    def tick(self, label: str, message: str, figures: Mapping[str, float] | None = None) -> None:
         self.lines.append(message)
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:

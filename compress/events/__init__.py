@@ -1,0 +1,1 @@
+"""Events of a run as lines of JSON, for programs: `compress run --json`."""
