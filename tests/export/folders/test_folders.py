@@ -168,6 +168,28 @@ def test_decoders_in_compressed_tensors_hold_the_codes(scheme: str, tmp_path: Pa
     assert found.as_torch
 
 
+def test_a_decoder_as_openvino_is_the_folder_that_answered_in_the_run(tmp_path: Path) -> None:
+    given = {**HINT, "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA", "INFERENCE_NUM_THREADS": "1"}
+    genai = tmp_path / "quantize-int8" / "genai"
+    genai.mkdir(parents=True)
+    for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "generation_config.json", "tokenizer.json"):
+        (genai / name).write_text(f"{name} of the engine")
+    file = "quantize-int8/genai/openvino_model.xml"
+    engine = exported.Engine(engine="openvino_genai", mode="paged", file=file, runnable=True, properties=given)
+    build = exported.Build(variant="quantize", precision="int8", float_precision="fp32", engines=(engine,))
+    found = published(
+        "openvino", Source("quantize", Checkpoint(decoders.quantized("w8a8")), "text-generation", tmp_path, (build,)), tmp_path / "out"
+    )
+    for copied in genai.iterdir():
+        assert (tmp_path / "out" / copied.name).read_bytes() == copied.read_bytes()
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert found.remarks == ()
+    properties = '{"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA"}'  # no number of threads
+    assert f"**{properties})" in found.snippets[0].code
+    assert 'ov_config={"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}' in found.snippets[1].code
+
+
 def test_what_a_format_cannot_hold_is_refused_in_one_line(int8_build: Path, tmp_path: Path) -> None:
     pruned = tmp_path / "pruned"
     pruned.mkdir()
