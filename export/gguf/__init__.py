@@ -1,0 +1,1 @@
+"""Checkpoints as GGUF, the format of llama.cpp."""
