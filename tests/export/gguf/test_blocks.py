@@ -67,17 +67,18 @@ def test_every_weight_has_its_integer_and_the_half_of_its_scale(scheme: str, kin
     encoded = encode(stored, scales, "F16")
     assert (encoded.kind, encoded.origin) == (kind, "codes")
     read = dequantize(encoded.data, GGMLQuantizationType[kind])
+    shared, grouped, zeros = scales.weight_scale, isinstance(scales, Int4Scales), getattr(scales, "weight_zero_point", None)
     for o, row in enumerate(unpacked(encoded)):
         for i, (scale, minimum, code) in enumerate(row):
-            exact = float(scales.grid.scale[o, i // group]) if isinstance(scales, Int4Scales) else float(scales.weight_scale[o])  # type: ignore[attr-defined]
-            zero = int(scales.zero(128)[o, i]) + 8 if scheme == "zero points" else 8 if kind == "Q4_0" else 0  # type: ignore[attr-defined, index]
+            exact = float(shared[o, i // group] if grouped else shared[o])
+            zero = int(zeros[o, i // group]) + 8 if zeros is not None else 8 if grouped else 0
             assert scale == half(exact)
             assert code - zero == round(float(stored[o, i]) / exact)
-            if scheme == "zero points":
+            if zeros is not None:
                 assert minimum == half(-scale * zero)
-            assert read[o, i] == np.float32(np.float32(scale) * np.float32(code if kind != "Q4_0" else code - 8)) + np.float32(
-                minimum if kind == "Q4_1" else 0
-            )
+                assert read[o, i] == np.float32(scale) * np.float32(code) + np.float32(minimum)
+            else:
+                assert read[o, i] == np.float32(scale) * np.float32(code - zero)
 
 
 def test_changed_scales_are_counted_and_exact_ones_are_not() -> None:

@@ -29,7 +29,8 @@ def written(folder: Path, out: Path, **settings: Any) -> tuple[GgufFile, GGUFRea
 
 
 def tensors(reader: GGUFReader) -> dict[str, np.ndarray]:
-    return {one.name: dequantize(one.data, one.tensor_type).reshape([int(size) for size in reversed(one.shape)]) for one in reader.tensors}
+    shapes = {one.name: [int(size) for size in reversed(one.shape)] for one in reader.tensors}
+    return {one.name: dequantize(one.data, one.tensor_type).reshape(shapes[one.name]) for one in reader.tensors}
 
 
 def values(reader: GGUFReader) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def test_what_llama_cpp_does_not_compute_is_refused_in_one_line(tmp_path: Path, 
         (changed(llama, architectures=["LlamaForSequenceClassification"]), "only language models"),
         (changed(given.decoder("mistral"), sliding_window=8), "sliding window"),
         (changed(bert, sentence_embedding=None), "only text embedding models"),
-        (changed(bert, sentence_embedding={"pooling": "weighted", "normalize": True, "dimensions": None, "prompt": ""}), "pooling weighted"),
+        (changed(given.embedder(pooling="weighted")), "pooling weighted"),
         (changed(bert, hidden_act="relu"), "hidden_act relu"),
     ):
         with pytest.raises(InputError) as caught:
