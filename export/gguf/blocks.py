@@ -11,9 +11,9 @@ more weights share:
     w4a16                                   s q         one s for g inputs         Q4_0, u = q + 8
     w4a16, zero points                      s (q - z)   one s and z for g inputs   Q4_1, u = q + 8, m = -d (z + 8)
 
-so that a block takes our codes as they are, with d = float16(s), where g is a multiple of 32 and every row has whole blocks. Each weight moves
-by less than 2^-11 of the largest one of its row; a scale for which this does not hold (too small or too large for float16) takes the
-matrix out. m is rounded to float16 too: zero is then up to 0.004 d.
+so that a block takes our codes as they are, with d = float16(s), where g is a multiple of 32 and every row has whole blocks. Each weight
+moves by at most 2^-11 of the largest one of its row; a scale for which this does not hold (too small or too large for float16) takes the
+matrix out. m is rounded to float16 too: a weight of 0 is then up to 0.004 d.
 
 What does not fit is rounded again to Q8_0, or is written as floats where rows have no whole blocks.
 

@@ -106,16 +106,12 @@ class Vocabulary:
         if self.merges:
             writer.add_token_merges(self.merges)
         for role, token in self.ids.items():
-            writer.add_uint32(f"tokenizer.ggml.{NAMES[role]}_token_id", token)
+            getattr(writer, f"add_{role}_token_id")(token)
         writer.add_add_bos_token(self.begins)
         if self.model != "bert":  # which has a sep in place of it
             writer.add_add_eos_token(self.ends)
         if self.chat_template:
             writer.add_chat_template(self.chat_template)
-
-
-NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
-"""Roles in keys of GGUF, which spells separator so."""
 
 
 def vocabulary(folder: Path, rows: int, embeds: bool) -> Vocabulary:
@@ -147,7 +143,8 @@ def _refused(folder: Path, given: str, allowed: str) -> InputError:
 def _bpe(folder: Path, parts: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> Vocabulary:
     model = parts["model"]
     if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise _refused(folder, "BPE of SentencePiece's kind", "llama.cpp merges by other rules than tokenizer.json; byte-level BPE is written")
+        does = "llama.cpp merges by other rules than tokenizer.json; byte-level BPE is written"
+        raise _refused(folder, "BPE of SentencePiece's kind", does)
     links = tuple(_rule(link) for link in _links(parts.get("pre_tokenizer"), "pretokenizers"))
     rules, normal = RULES.get((links, bool(model.get("ignore_merges")))), _links(parts.get("normalizer"), "normalizers")
     if rules is None:

@@ -8,8 +8,8 @@
 The package `gguf` writes the file, and names the tensors. They are spooled to the folder for temporary files, so that a model needs no
 more memory than 256 MB and its largest tensor.
 
-On a CPU llama.cpp rounds what a matrix of blocks is multiplied with to int8, in blocks of 32 with a scale each. A run with float activations
-leaves them float, and a run with w8a8 has other scales: answers differ slightly either way.
+On a CPU llama.cpp rounds what a matrix of blocks is multiplied with to int8, in blocks of 32 with a scale each. A run with float
+activations leaves them float, and a run with w8a8 has other scales: answers differ slightly either way.
 
 Source: the GGUF specification, ggml/docs/gguf.md.
 """
@@ -20,6 +20,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,13 +162,8 @@ def _add(writer: Any, name: str, source: str, encoded: Encoded) -> StoredTensor:
     from gguf import GGMLQuantizationType
 
     writer.add_tensor(name, encoded.data, raw_dtype=GGMLQuantizationType[encoded.kind])
-    shape = writer.tensors[-1][name].shape
-    size = 1
-    for length in shape:
-        size *= int(length)
-    return StoredTensor(
-        name, source, encoded.kind, encoded.origin, size, encoded.reason, encoded.scales, encoded.changed_scales, encoded.largest_change
-    )
+    size, counts = prod(map(int, writer.tensors[-1][name].shape)), (encoded.scales, encoded.changed_scales, encoded.largest_change)
+    return StoredTensor(name, source, encoded.kind, encoded.origin, size, encoded.reason, *counts)
 
 
 def _names(checkpoint: Checkpoint, config: PreTrainedConfig) -> dict[str, str]:
