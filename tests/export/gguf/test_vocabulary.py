@@ -52,7 +52,7 @@ def test_nfc_is_written_with_a_remark_and_added_tokens_have_types(tmp_path: Path
 
 def test_word_pieces_that_go_on_lose_their_mark_and_words_get_one() -> None:
     folder = given.embedder()
-    found, tokenizer = vocabulary(folder, 100, embeds=True), given.word_piece()
+    found, tokenizer = vocabulary(folder, 100, embeds=True), Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert (found.model, found.ids["bos"], found.ids["sep"], found.ids["unk"]) == ("bert", 2, 3, 1)
     for token, place in tokenizer.get_vocab().items():
         expected = token if place < 5 else token[2:] if token.startswith("##") else f"\u2581{token}"

@@ -67,7 +67,7 @@ def test_a_float_decoder_is_there_tensor_by_tensor(kind: str, tmp_path: Path) ->
 
 
 def test_the_numbers_of_a_decoder(tmp_path: Path) -> None:
-    _, reader = written(given.decoder(), tmp_path, name="tiny")
+    _, reader = written(given.decoder("llama"), tmp_path, name="tiny")
     found = values(reader)
     expected = {
         "general.architecture": "llama", "general.name": "tiny", "general.file_type": 1, "llama.context_length": 64, "llama.block_count": 2,
@@ -155,7 +155,7 @@ def test_what_llama_cpp_does_not_compute_is_refused_in_one_line(tmp_path: Path, 
         (folder / "config.json").write_text(json.dumps({**config, **settings}))
         return folder
 
-    llama, bert = given.decoder(), given.embedder()
+    llama, bert = given.decoder("llama"), given.embedder()
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
     for folder, part in (
         (changed(llama, hidden_act="gelu"), "hidden_act gelu"),
@@ -181,7 +181,7 @@ def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     folder = tmp_path / "extra"
-    shutil.copytree(given.decoder(), folder)
+    shutil.copytree(given.decoder("llama"), folder)
     save_file({**load_file(folder / "model.safetensors"), "model.layers.0.extra.weight": torch.ones(4)}, folder / "model.safetensors")
     with pytest.raises(InputError) as caught:
         write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
