@@ -160,8 +160,9 @@ def blocks(codes: Codes) -> Encoded:
     parts = [_bytes(half_OB)]
     if codes.kind == "Q4_1":
         parts.append(_bytes((-half_OB.float() * codes.zero_OB.float()).half()))
-    code_OBb = _by_block(codes.code_OI).numpy().view(np.uint8)
-    parts.append(code_OBb if codes.kind == "Q8_0" else code_OBb[..., : BLOCK // 2] | code_OBb[..., BLOCK // 2 :] << 4)
+    code_OBb: NDArray[np.uint8] = _by_block(codes.code_OI).numpy().view(np.uint8)
+    halves: NDArray[np.uint8] = code_OBb[..., : BLOCK // 2] | code_OBb[..., BLOCK // 2 :] << np.uint8(4)
+    parts.append(code_OBb if codes.kind == "Q8_0" else halves)
     data = np.concatenate(parts, axis=2)
     change_OB = (half_OB.float() - codes.scale_OB).abs()
     return Encoded(

@@ -183,7 +183,7 @@ def _decoder_ids(folder: Path, tokenizer: Tokenizer, before: list[int], after: l
     first = before[0] if before else loaded.bos_token_id
     ids |= {} if first is None else {"bos": int(first)}
     ids |= {} if loaded.pad_token_id is None else {"pad": int(loaded.pad_token_id)}
-    lost = [tokenizer.id_to_token(token) for token in ends[len(ROLES) :]]
+    lost = [str(tokenizer.id_to_token(token)) for token in ends[len(ROLES) :]]
     remark = f"Answers of the run end at {', '.join(lost)} too, for which GGUF has no name." if lost else ""
     return ids, (remark,) if remark else ()
 
