@@ -386,7 +386,7 @@ def publish(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, new or empty, outside of the run.")],
     *,
     variant: Annotated[str, typer.Option("--variant", metavar="ID", help="The variant: the id of the stage that made it, or baseline.")],
-    form: Annotated[str, typer.Option("--as", metavar="FORMAT", help="transformers, compressed-tensors, onnx or openvino.")],
+    form: Annotated[str, typer.Option("--as", metavar="FORMAT", help="transformers, compressed-tensors, onnx, openvino or gguf.")],
     push: Annotated[
         str | None,
         typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new."),

@@ -196,7 +196,7 @@ def publish(folder: str | Path, out: str | Path, *, variant: str, form: str, pus
         folder: A finished run; it is never written to.
         out: A new or empty folder outside of it.
         variant: Id of the variant, such as `quantize`.
-        form: `transformers`, `compressed-tensors`, `onnx` or `openvino`.
+        form: `transformers`, `compressed-tensors`, `onnx`, `openvino` or `gguf`.
         push: ORG/NAME of a repository of the Hub that the folder is also uploaded to, with the token in HF_TOKEN; private where it is new.
         licence: Id of the licence on the Hub; the base model's where absent, if its card is on this machine.
 

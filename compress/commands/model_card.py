@@ -201,7 +201,7 @@ def _accuracies(published: Published) -> Iterator[str]:
         yield f"\nOther metrics of this model: {listed}."
     if published.engine is None:
         where = phrases.engine_name(REFERENCE)
-        yield f"\nThe figures of `{variant.id}` are of quantized activations in {where}; this format was not measured."
+        yield f"\nThe figures of `{variant.id}` are of {where}; this format was not measured."
 
 
 def _row(variant: Variant, engine: str, metric: str, baseline: Variant) -> str:

@@ -50,5 +50,6 @@ FORMATS: Mapping[str, Format] = {
     ),
     "onnx": Format("ONNX", "onnx", _writer("export.folders.onnx_folder"), tags=("onnx",)),
     "openvino": Format("OpenVINO", "openvino", _writer("export.folders.openvino_folder"), tags=("openvino",)),
+    "gguf": Format("GGUF", "gguf", _writer("export.folders.gguf_folder"), tags=("gguf",)),
     # rows are added above this line
 }

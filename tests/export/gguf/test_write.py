@@ -15,6 +15,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import load_file
 
+from export.folders.source import PLACE, Source
+from export.folders.table import FORMATS
 from export.gguf import write as module
 from export.gguf.write import GgufFile, write_gguf
 from foundation.core.errors import InputError
@@ -186,3 +188,15 @@ def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
     assert "model.layers.0.extra.weight" in caught.value.problems[0].given
+
+
+@pytest.mark.parametrize(("folder", "task", "name"), [("w4a16", "text-generation", "Q4_0"), ("", "sentence-embedding", "F16")])
+def test_a_published_folder_holds_one_file_named_by_its_format(folder: str, task: str, name: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(given.decoder("llama", folder, tables=True) if folder else given.embedder())
+    found = FORMATS["gguf"].write(Source("quantize", checkpoint, task, None, ()), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [f"model-{name}.gguf"]
+    assert values(GGUFReader(tmp_path / f"model-{name}.gguf"))["general.name"] == "quantize"
+    assert all(f"{PLACE}/model-{name}.gguf" in snippet.code for snippet in found.snippets)
+    compile(found.snippets[0].code, "snippet", "exec")
+    assert not found.as_torch
+    assert len(found.remarks) >= 1
