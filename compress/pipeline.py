@@ -138,7 +138,7 @@ def run(
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = _reported(folder, context, progress)
             end_list(folder)
-        return Outcome(folder, team.broadcast(contents))
+        return Outcome(folder, team.broadcast_object(contents))
 
 
 def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> None:

@@ -14,19 +14,21 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
-
-import grpc
-from aiohttp import web
-from aiohttp.typedefs import Middleware
+from typing import TYPE_CHECKING, Self
 
 from triton_repo.front.limits import Rejected
 from triton_repo.front.settings import KEYS
 
+if TYPE_CHECKING:  # a server is checked and started without what only its front needs
+    import grpc
+    from aiohttp import web
+    from aiohttp.typedefs import Middleware
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready")
 OPEN_METHODS = ("ServerLive", "ServerReady")
 HEADER = "authorization"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Doors:
     @property
     def middleware(self) -> Middleware:
         """The middleware of HTTP that refuses others."""
+        from aiohttp import web
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -86,6 +89,8 @@ class Doors:
 
     def credentials(self) -> grpc.ServerCredentials | None:
         """Returns the TLS credentials of gRPC; None without TLS."""
+        import grpc
+
         if not self.certificate:
             return None
         return grpc.ssl_server_credentials([(Path(self.private_key).read_bytes(), Path(self.certificate).read_bytes())])
