@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
-from export.embedding_folder import _write_openvino, as_hidden_states, with_float_activations
+from export.embedding_folder import as_hidden_states, with_float_activations, write_network
 from export.engines.onnxruntime import properties
 from export.engines.openvino import GROUP, convert
 from export.graph.onnx import save
@@ -90,7 +90,7 @@ def test_the_spelling_of_our_own_engine_is_rounded_by_default(form: str, scheme:
 def test_the_network_of_openvino_has_its_setting_inside(scheme: str, tmp_path: Path) -> None:
     ours = answers(graph("MatMul", scheme), session_options(properties(1)))
     convert(save(graph("MatMul", scheme), tmp_path / "model.onnx"), tmp_path, {GROUP: "0"})
-    _write_openvino(tmp_path / "openvino.xml", tmp_path / "vectors" / "openvino_model.xml")
+    write_network(tmp_path / "openvino.xml", tmp_path / "vectors" / "openvino_model.xml")
     network = openvino.Core().compile_model(tmp_path / "vectors" / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     np.testing.assert_allclose(network({"x": DRAWN})[0][:, 0], ours, rtol=0, atol=1e-5 * np.abs(ours).max())
 
