@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compress.commands import launch
+from compress.commands.arguments import Out, RecipeFile, RunFolder, Settings, TrackedExperiment, TrackedServer, Verbose, Version
 from compress.commands.exit_status import finish
 from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, OutputOptions, RowOptions, with_options
 from foundation.core.errors import InputError
@@ -36,27 +37,10 @@ app = typer.Typer(
     "Your model: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
 )
 
-RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; default: runs/<name>.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; a stage is named by its id. Repeatable.")
-]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
-
-
-def _print_version(wanted: bool) -> None:
-    """Prints the version and ends the command."""
-    if wanted:
-        from foundation.core.version import version
-
-        typer.echo(f"compress {version()}")
-        raise typer.Exit
-
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    version: Version = False,
 ) -> None:
     """Does nothing: the options of `compress` itself end the command."""
     os.environ.update(bounded_spin())  # torch reads it when it is loaded
@@ -186,6 +170,18 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
         from compress.commands.verify import rebuild
 
         return _conclude(folder, rebuild(folder))
+
+    finish(work, verbose)
+
+
+@app.command(epilog="Examples: compress track runs/sst2-minilm; compress track runs/sst2-minilm --mlflow http://127.0.0.1:5000")
+def track(folder: RunFolder, mlflow: TrackedServer = None, experiment: TrackedExperiment = "compress", verbose: Verbose = False) -> None:
+    """Send a run to its tracking server: what is missing there, or all of it."""
+
+    def work() -> None:
+        from compress.commands.track import track as send
+
+        typer.echo(send(folder, mlflow, experiment))
 
     finish(work, verbose)
 

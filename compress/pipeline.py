@@ -9,7 +9,8 @@ before use.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from compress.run.warm_start import started
+from compress.track.tracking import Tracking, tracking
 from export.export import Export
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.chain import write_chain
@@ -113,12 +115,8 @@ def run(
     keep_freed_memory()
     steps = _steps_from(recipe, start)
     check_server(recipe)
-    with locked(folder) if team.is_first else nullcontext():
-        if team.is_first:
-            keep_judge(folder, judge)
-            sweep(folder)
-            start_list(folder)
-            progress.file = folder / "log.txt"
+    opened_folder = _opened(folder, judge, progress) if team.is_first else nullcontext()
+    with opened_folder, tracking(recipe, folder, progress, team.is_first) as tracked:
         team.broadcast(None)  # the folder exists and is locked
         progress.run_started(recipe.name, folder, [str(step.id) for step in steps])
         with progress.alive("reading data and model"):
@@ -129,7 +127,7 @@ def run(
         for step in steps:
             force = force or step.id == start
             state = state.before(step)
-            made, cached, seconds = _watched(step, state, outlook, progress, force or step.id == again)
+            made, cached, seconds = _watched(step, state, outlook, progress, tracked, force=force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
             _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
@@ -138,7 +136,20 @@ def run(
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = _reported(folder, context, progress)
             end_list(folder)
+        if tracked is not None:
+            tracked.finished()
         return Outcome(folder, team.broadcast_object(contents))
+
+
+@contextmanager
+def _opened(folder: Path, judge: Judge, progress: ConsoleProgress) -> Iterator[None]:
+    """Locks the run folder for the block, and begins the list of its artifacts and its log."""
+    with locked(folder):
+        keep_judge(folder, judge)
+        sweep(folder)
+        start_list(folder)
+        progress.file = folder / "log.txt"
+        yield
 
 
 def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> None:
@@ -148,15 +159,19 @@ def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> N
         context.progress.warn(warning)
 
 
-def _watched(step: Stage, state: RunState, outlook: Outlook, progress: ConsoleProgress, force: bool) -> tuple[Artifact, bool, float]:
-    """Does what `advance` does, checks that there is room, and records what the step took if it ran."""
-    context = replace(state.context, count_macs=partial(_counted, state.context, outlook, step))
+def _watched(
+    step: Stage, state: RunState, outlook: Outlook, progress: ConsoleProgress, tracked: Tracking | None, *, force: bool
+) -> tuple[Artifact, bool, float]:
+    """Does what `advance` does, checks that there is room, and records and tracks what the step took."""
+    context = replace(state.context, count_macs=partial(_counted, state.context, outlook, step, tracked))
     progress.stage_started(str(step.id))
     with progress.alive(str(step.id)), Resident() as resident:
         made, cached, seconds = advance(step, replace(state, context=context), outlook.folder, force)
     progress.stage_finished(str(step.id), made.path, made.metrics, seconds, cached=cached)
     if context.team.is_first and not cached:
         outlook.record(step, seconds, made, resident.peak_bytes)
+    if tracked is not None:
+        tracked.done(str(step.id), made, cached)
     return made, cached, seconds
 
 
@@ -167,10 +182,12 @@ def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> Cont
         return finish(folder, context, progress)
 
 
-def _counted(context: Context, outlook: Outlook, step: Stage) -> int:
+def _counted(context: Context, outlook: Outlook, step: Stage, tracked: Tracking | None) -> int:
     """Checks before the first step that runs that the model fits all stages, and that there is room; returns the model's MACs for a row."""
     macs = context.count_macs()
     outlook.check(step)
+    if tracked is not None:
+        tracked.started(str(step.id))
     return macs
 
 

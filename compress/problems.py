@@ -10,7 +10,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from foundation.core.errors import MOST_PROBLEMS, Problem, nearest
-from foundation.core.shown import shown
+from foundation.core.shown import shown, without_credentials
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
@@ -27,7 +27,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         parts, last = (problem["loc"][:-1], problem["loc"][-1:]) if unknown else (problem["loc"], ())
         location, models = _follow(model, [*(part for part in parts if not _is_union_tag(part)), *last])
         path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
-        given = shown(problem["input"])
+        given = without_credentials(shown(problem["input"]))
         if unknown:
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
             problems[Problem(path, "unknown key", f"allowed: {', '.join(allowed)}{nearest(str(last[0]), allowed)}")] = None

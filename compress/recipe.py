@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
@@ -18,6 +18,7 @@ from compress.problems import explain
 from compress.recipe_file import apply, read_file
 from compress.search_settings import Search
 from compress.towers import refused
+from compress.track_settings import Track
 from distill.distill import Distill
 from export.export import Export
 from foundation.core.config import Config
@@ -46,6 +47,8 @@ STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize,
 class Recipe(Config):
     """A complete run: model, data, goals, deployment target and stages."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("track",)
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     """Name of the run and of its folder: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -73,6 +76,9 @@ class Recipe(Config):
     memory in the report. Changes no result, and costs a few slower steps of each training."""
     search: Search | None = None
     """Settings that `compress search` may change, and its objectives; see `docs/how-to/search.md`. Has no effect on a run."""
+    track: Track | None = None
+    """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Absent: nothing is sent. Changes no result
+    and no cache key; only `compress run` and `compress bench` read it."""
     stages: tuple[Any, ...]
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
@@ -116,6 +122,11 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     if problems:
         raise InputError.of(problems)
     return recipe
+
+
+def untracked(recipe: Recipe) -> Recipe:
+    """Returns a recipe without `track`: what a run is, without where it is sent."""
+    return recipe.model_copy(update={"track": None})
 
 
 def dump(recipe: Recipe) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compress.track_settings import absolute
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import reason, shown
@@ -91,6 +92,9 @@ def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
         resolve(raw.get("model"), key)
     resolve(raw.get("data"), "path")
     resolve(raw, "tokenizer")
+    track = raw.get("track")
+    if isinstance(track, dict) and isinstance(track.get("mlflow"), str):
+        track["mlflow"] = absolute(track["mlflow"], folder)
     stages = raw.get("stages")
     for entry in stages if isinstance(stages, list) else []:
         for body in entry.values() if isinstance(entry, dict) else []:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.commands.remembered import CountedStep, Facts, remembered
-from compress.recipe import Recipe, dump
+from compress.recipe import Recipe, dump, untracked
 from compress.run import durations
 from compress.run.durations import NO_TIME, Expected
 from compress.run.pace import seconds_of_one
@@ -50,9 +50,10 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         InputError: The recipe, the data or the model does not allow the run.
     """
     folder, more = local(out or Path("runs") / recipe.name, "--out"), list[str]()
+    check_tracking(recipe)
     with ConsoleProgress().alive("reading data and model"):
         if devices is None and recipe.search is None:
-            facts = remembered(dump(recipe), folder, lambda: _facts(recipe, folder))
+            facts = remembered(dump(untracked(recipe)), folder, lambda: _facts(recipe, folder))
         else:
             facts, more = _with_more(recipe, folder, devices, streams, out)
         known = speed(facts["threads"])
@@ -82,6 +83,18 @@ class Step:
     memory_bytes: int
     expected: Expected
     line: str
+
+
+def check_tracking(recipe: Recipe) -> None:
+    """Checks that the tracking server of the recipe answers, if there is one; its library is imported only then.
+
+    Raises:
+        InputError: It does not, or its package is not installed.
+    """
+    if recipe.track is not None:
+        from compress.track.tracking import check_server
+
+        check_server(recipe.track)
 
 
 def _facts(recipe: Recipe, folder: Path) -> Facts:

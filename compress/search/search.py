@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from compress.reading.resemblance import warn_if_lengths_differ
-from compress.recipe import Recipe, dump
+from compress.recipe import Recipe, dump, untracked
 from compress.run.differences import differences
 from compress.search import document
 from compress.search.baseline import baseline
@@ -67,6 +67,7 @@ def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress
     Raises:
         InputError: The recipe, the space, the model, the data or the machine does not allow the search.
     """
+    recipe = untracked(recipe)  # hundreds of candidates are no runs that a team looks at
     folder, progress = folder_of(recipe, out), progress or ConsoleProgress()
     keep_freed_memory()
     setup = Setup.of(recipe, folder, progress)

@@ -9,6 +9,8 @@ from pathlib import PurePath
 
 LONGEST_INTEGER_BITS = 12_000
 """Python refuses to write larger integers in decimal."""
+_USER = re.compile(r"://[^\s'\"]*@|://[^/\s'\"]*:[^\s'\"]*(?=\.\.\.$)")
+_QUERY = re.compile(r"(://[^\s'\"?#]*[?#])[^\s'\"]+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -24,6 +26,12 @@ def shown(value: object, limit: int = 60) -> str:
         if len(text) > limit:
             return text[: limit - 3] + "..."
     return text
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text with `...` in place of user, password and query of the addresses in it; the start of a long address is cut, too."""
+    hidden = _USER.sub("://...", text)
+    return _QUERY.sub(r"\1...", hidden)
 
 
 def reason(error: BaseException, limit: int = 160) -> str:

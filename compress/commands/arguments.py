@@ -1,0 +1,29 @@
+"""Arguments and options of the command line that several commands take, and how each is written."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def print_version(wanted: bool) -> None:
+    """Prints the version and ends the command."""
+    if wanted:
+        from foundation.core.version import version
+
+        typer.echo(f"compress {version()}")
+        raise typer.Exit
+
+
+RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; default: runs/<name>.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; a stage is named by its id. Repeatable.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
+Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+TrackedServer = Annotated[
+    str | None, typer.Option("--mlflow", metavar="URI", help="Another server; default: the one that the run was sent to.")
+]
+TrackedExperiment = Annotated[str, typer.Option("--experiment", metavar="NAME", help="With --mlflow: the experiment.")]

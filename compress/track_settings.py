@@ -1,0 +1,52 @@
+"""The `track` section of a recipe: the tracking server that `compress run` sends a run to. Without it nothing is sent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from foundation.core.config import Config
+
+SQLITE = "sqlite:///"
+CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN,"
+"""Environment variables that MLflow reads by itself."""
+ADDRESS = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[\w./~%-]*)?")
+
+
+def absolute(uri: str, folder: Path) -> str:
+    """Returns an address in which a database file has its absolute path; others stay as they are.
+
+    Args:
+        uri: The address.
+        folder: What the path is relative to.
+    """
+    return f"{SQLITE}{folder.absolute() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) and uri != SQLITE else uri
+
+
+class Track(Config):
+    """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Changes no result and no cache key."""
+
+    mlflow: str
+    """URI of an MLflow server, http://HOST:PORT or https://HOST, or of a database file, sqlite:///FILE (relative to the recipe). User name,
+    password and token are read from the environment alone: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or
+    MLFLOW_TRACKING_TOKEN."""
+    experiment: Annotated[str, Field(min_length=1, max_length=250)] = "compress"
+    """Experiment of MLflow that the run belongs to; created if it does not exist."""
+    model: bool = True
+    """Send the served model too, and not only figures and report."""
+
+    @field_validator("mlflow")
+    @classmethod
+    def _without_credentials(cls, uri: str) -> str:
+        if uri.startswith(SQLITE):
+            if not uri.startswith(f"{SQLITE}/") or any(mark in uri for mark in "?#@"):
+                raise ValueError("the absolute path of a file is allowed after sqlite:///, without ?, # and @")
+            return uri
+        if "@" in uri or "?" in uri or "#" in uri:
+            raise ValueError(f"an address without user, password and query is allowed: put {CREDENTIALS} into the environment")
+        if not ADDRESS.fullmatch(uri):
+            raise ValueError("http://HOST:PORT, https://HOST or sqlite:///FILE is allowed")
+        return uri
