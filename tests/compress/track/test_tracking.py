@@ -21,10 +21,13 @@ from compress.commands.plan import plan
 from compress.commands.track import track
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
+from compress.search.search import search
 from compress.track.names import figures
 from compress.track.note import FILE, read_note
+from compress.track_settings import Track
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
+from tests.compress.search.tiny import tiny_search
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
@@ -143,6 +146,28 @@ def test_a_failed_run_ends_as_failed_and_so_does_its_step(place: Place, tracked:
     [resumed] = place.roots("failed")
     assert (resumed.info.run_id, resumed.info.status) == (root.info.run_id, "FINISHED")
     assert {one.info.status for one in place.nested("failed").values()} == {"FINISHED"}
+
+
+def test_a_stopped_run_ends_as_killed(place: Place, tracked: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("export.export.Export.run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(place.recipe("stopped"), place.folder, start="export", progress=ConsoleProgress("silent"))
+    assert [one.info.status for one in place.roots("stopped")] == ["KILLED"]
+    assert place.nested("stopped")["export"].info.status == "KILLED"
+
+
+def test_a_search_tracks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(recipe: Recipe, *arguments: Any) -> None:
+        assert recipe.track is None
+        raise InputError("search", "seen")
+
+    monkeypatch.setattr("compress.search.setup.Setup.of", checked)
+    recipe = tiny_search().model_copy(update={"track": Track(mlflow="http://127.0.0.1:9")})
+    with pytest.raises(InputError, match="seen"):
+        search(recipe, tmp_path / "search")
 
 
 def test_another_recipe_is_another_run(place: Place, tracked: Outcome) -> None:
