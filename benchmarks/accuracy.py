@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from our_engine import answers_of_engine, built
-from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8, ordinary_export
 
 from compress.pipeline import run
 from compress.reading.load import load_data
@@ -41,6 +39,8 @@ from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_logits
 from foundation.measure.metrics import Metric, metrics
 from foundation.models.config import label_names
+from parts.our_engine import answers_of_engine, built
+from parts.peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8, ordinary_export
 
 ROOT = Path(__file__).resolve().parent.parent
 CALIBRATION_ROWS = 512

@@ -27,10 +27,10 @@ import aiohttp
 import numpy as np
 import openai
 from huggingface_hub import AsyncInferenceClient
-from served_model import ServedModel, arguments, carry_out, in_turns, median, ratio
 
 from foundation.machine.environment import fingerprint
 from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, VECTOR
+from parts.served_model import ServedModel, arguments, carry_out, in_turns, median, ratio
 from triton_repo import client
 
 ROWS, UNDER_WAY = 32, 4
@@ -52,7 +52,7 @@ class Bench:
         self.turns, self.seconds = given.turns, given.seconds
 
 
-async def vectors_by_openai(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+async def vectors_by_openai(address: str, model: str, rows: Sequence[Any], expected: client.Answers) -> dict[str, Any]:
     """`openai`: vectors as base64, and as lists."""
     asking, found = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none"), {}
     encoding: Any
@@ -62,47 +62,47 @@ async def vectors_by_openai(address: str, model: str, rows: Sequence[Any], told:
             np.frombuffer(base64.b64decode(one.embedding), "<f4") if isinstance(one.embedding, str) else one.embedding
             for one in answer.data
         ]
-        found[f"openai, /v1/embeddings, {encoding}"] = difference(vectors, told.logits)
+        found[f"openai, /v1/embeddings, {encoding}"] = difference(vectors, expected.logits)
     return found
 
 
-async def vectors_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+async def vectors_by_hugging_face(address: str, model: str, rows: Sequence[Any], expected: client.Answers) -> dict[str, Any]:
     """`huggingface_hub` and plain HTTP: vectors of the route of the task, and of Text Embeddings Inference."""
     vectors = await AsyncInferenceClient(model=f"{address}/models/{model}", token="none").feature_extraction(list(rows))
     embedded = await posted(f"{address}/embed", {"inputs": list(rows), "normalize": False})
     return {
-        "huggingface_hub, feature_extraction": difference(vectors, told.logits),
-        "HTTP, /embed": difference(embedded, told.logits),
+        "huggingface_hub, feature_extraction": difference(vectors, expected.logits),
+        "HTTP, /embed": difference(embedded, expected.logits),
     }
 
 
-async def labels_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+async def labels_by_hugging_face(address: str, model: str, rows: Sequence[Any], expected: client.Answers) -> dict[str, Any]:
     """`huggingface_hub` and plain HTTP: scores of all labels of single texts."""
     if not isinstance(rows[0], str):
         ranked = [await posted(f"{address}/rerank", {"query": one[0], "texts": [one[1]], "raw_scores": True}) for one in rows]
-        return {"HTTP, /rerank": difference([[one[0]["score"]] for one in ranked], told.logits)}
+        return {"HTTP, /rerank": difference([[one[0]["score"]] for one in ranked], expected.logits)}
     asking = AsyncInferenceClient(model=f"{address}/models/{model}", token="none")
     labelled = [await asking.text_classification(row, function_to_apply="none") for row in rows]
     predicted = await posted(f"{address}/predict", {"inputs": [[row] for row in rows], "raw_scores": True})
-    by_falling = -np.sort(-told.logits, axis=1)
+    by_falling = -np.sort(-expected.logits, axis=1)
     return {
         "huggingface_hub, text_classification": difference([[label.score for label in one] for one in labelled], by_falling),
         "HTTP, /predict": difference([[label["score"] for label in one] for one in predicted], by_falling),
     }
 
 
-async def texts_by_hugging_face(address: str, model: str, rows: Sequence[Any], told: client.Answers) -> dict[str, Any]:
+async def texts_by_hugging_face(address: str, model: str, rows: Sequence[Any], expected: client.Answers) -> dict[str, Any]:
     """`huggingface_hub`: entities, and answers to questions; how many rows have others than over gRPC."""
     asking, apart = AsyncInferenceClient(model=f"{address}/models/{model}", token="none"), 0
-    name = ENTITIES if ENTITIES in told.outputs else ANSWER
-    for row, given in zip(rows, told.outputs[name], strict=True):
-        expected = json.loads(given[0])
+    name = ENTITIES if ENTITIES in expected.outputs else ANSWER
+    for row, output in zip(rows, expected.outputs[name], strict=True):
+        own = json.loads(output[0])
         if name == ENTITIES:
             entities = await asking.token_classification(row)
-            apart += [(one.word, one.start, one.end) for one in entities] != [(one["text"], one["start"], one["end"]) for one in expected]
+            apart += [(one.word, one.start, one.end) for one in entities] != [(one["text"], one["start"], one["end"]) for one in own]
         else:
             answer: Any = await asking.question_answering(question=row.question, context=row.context)
-            apart += (answer.answer, answer.start) != (expected["text"], expected["start"])
+            apart += (answer.answer, answer.start) != (own["text"], own["start"])
     return {f"huggingface_hub, {name.lower()}": {"n": len(rows), "rows_apart": int(apart)}}
 
 
@@ -120,12 +120,12 @@ def equal(bench: Bench) -> dict[str, Any]:
     outputs = [one.name for one in bench.model.config.output]
     kind = next(name for name in CLIENTS if name in outputs)
     with bench.model.serving() as serving:
-        told = client.evaluate(serving.service.grpc_address, bench.model.name, bench.rows)
+        expected = client.evaluate(serving.service.grpc_address, bench.model.name, bench.rows)
 
         async def all_of_them() -> dict[str, Any]:
             found: dict[str, Any] = {}
             for one in CLIENTS[kind]:
-                found |= await one(f"http://{serving.service.http_address}", bench.model.name, bench.rows, told)
+                found |= await one(f"http://{serving.service.http_address}", bench.model.name, bench.rows, expected)
             return found
 
         return asyncio.run(all_of_them())

@@ -42,7 +42,6 @@ from typing import Any
 import grpc
 import numpy as np
 import psutil
-from served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio
 from tritonclient.grpc import InferenceServerClient
 
 from compress.commands.rollout import answer as roll_out
@@ -51,6 +50,7 @@ from foundation.artifacts.chain import GOLDEN
 from foundation.core.errors import InputError
 from foundation.machine.environment import fingerprint
 from foundation.standalone.preprocess import Preprocessor
+from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer

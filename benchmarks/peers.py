@@ -17,9 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from our_engine import answers_of_engine
-from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
-
 from compress.pipeline import run
 from compress.reading.load import load_data
 from compress.recipe import Recipe, read
@@ -35,6 +32,8 @@ from foundation.measure.latency import measure
 from foundation.measure.metrics import metrics
 from foundation.models.config import label_names
 from foundation.models.folder import Checkpoint
+from parts.our_engine import answers_of_engine
+from parts.peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, 32), (1, 128), (8, 128)]

@@ -17,9 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from our_engine import answers_of_engine
-from peer_engines import nncf_int8, ordinary_export
-
 from compress.commands.recipes import find
 from compress.pipeline import run
 from compress.reading.load import load_data
@@ -38,6 +35,8 @@ from foundation.measure.latency import measure
 from foundation.measure.metrics import METRICS
 from foundation.models.config import label_names
 from foundation.models.folder import Checkpoint
+from parts.our_engine import answers_of_engine
+from parts.peer_engines import nncf_int8, ordinary_export
 
 CALIBRATION_ROWS = 512
 NNCF = "openvino int8 by NNCF, static"

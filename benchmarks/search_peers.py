@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from our_engine import answers_of_engine
 from search import CALIBRATION_ROWS, TORCH, references, served
 
 from compress.commands.recipes import find
@@ -47,6 +46,7 @@ from foundation.measure.latency import measure
 from foundation.measure.metrics import METRICS
 from foundation.models.config import label_names
 from foundation.standalone.preprocess import Preprocessor
+from parts.our_engine import answers_of_engine
 
 SHAPES: list[tuple[int, int | None]] = [(1, 32), (1, 128), (8, 128)]
 SPACE: dict[str, list[Any]] = {

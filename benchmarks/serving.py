@@ -3,9 +3,9 @@
     compress run RECIPE --out RUN
     python benchmarks/serving.py RUN [--model NAME] [--turns 3] [--seconds 5] [--minutes 30] [--only equal saturation ...] [--out FILE]
 
-The engine alone runs in a process of its own, with the tokenizer, from the files that the server runs (`bare_engine.py`). Requests hold the
-evaluation rows of the run with their real lengths, in the same order for both. The load generator runs on the same machine as the server
-and shares its cores; what it takes is shown. Each figure is the median over the turns, and ratios are those within a turn.
+The engine alone runs in a process of its own, with the tokenizer, from the files that the server runs (`parts/bare_engine.py`). Requests
+hold the evaluation rows of the run with their real lengths, in the same order for both. The load generator runs on the same machine as the
+server and shares its cores; what it takes is shown. Each figure is the median over the turns, and ratios are those within a turn.
 
     equal       all evaluation rows, one and 32 in a request, over gRPC and HTTP: logits, labels and scores are those of the engine
     saturation  rows per second at saturation with 32 rows and with one row in a request; the engine alone gets requests of 32 rows, and
@@ -29,13 +29,13 @@ import numpy as np
 import psutil
 import tritonclient.grpc
 import tritonclient.http
-from bare_engine import BareEngine, asked, predicted
-from served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio, sampled
 
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES
+from parts.bare_engine import BareEngine, asked, predicted
+from parts.served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio, sampled
 from triton_repo import environment
 from triton_repo.client import Answers, tensors
 from triton_repo.load.settings import Load
