@@ -22,13 +22,13 @@ Left out: its torch backend, which a checkpoint itself is for; engines other tha
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, helper
 
+from export.settings_files import NEW_CLASS, OLD_CLASS, TOKENIZER, copy_settings
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.graph import Graph
 from foundation.artifacts.safetensors import read_json
@@ -44,11 +44,7 @@ HIDDEN = "last_hidden_state"
 """Files that both backends read."""
 ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
 """Endings of the files of the two engines."""
-WEIGHTS = (".safetensors", ".index.json")
-OWN = ("manifest.json", "quantization.json", "README.md", MODULES)
 EXPORTED = "export.json"
-TOKENIZER, NEW_CLASS, OLD_CLASS = "tokenizer_config.json", "TokenizersBackend", "PreTrainedTokenizerFast"
-"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4, which the ONNX backend needs, knows too."""
 
 
 def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
@@ -115,9 +111,7 @@ def _engine_files(build: Path) -> dict[str, Path]:
 
 def write_settings(checkpoint: Checkpoint, out: Path) -> None:
     """Writes config, tokenizer, prompts, and the modules Transformer and Pooling with the mode cls to an existing folder."""
-    for file in sorted(checkpoint.folder.iterdir()):
-        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
-            shutil.copyfile(file, out / file.name)
+    copy_settings(checkpoint.folder, out)
     settings = read_json(out / TOKENIZER, "checkpoint") if (out / TOKENIZER).is_file() else {}
     if settings.get("tokenizer_class") == NEW_CLASS:
         write_json(out / TOKENIZER, {**settings, "tokenizer_class": OLD_CLASS})

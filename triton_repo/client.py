@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
+LOAD_REQUESTS, LOAD_SECONDS = 400, 5.0
+"""Most requests, and most seconds, of a measurement under a constant load."""
 OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
 """Every output that a model may have."""
 
@@ -139,7 +141,14 @@ def evaluate(
 
 
 def latency(
-    address: str, model: str, rows: Sequence[Row], concurrency: int, *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
+    address: str,
+    model: str,
+    rows: Sequence[Row],
+    concurrency: int,
+    *,
+    requests: int = LOAD_REQUESTS,
+    seconds: float = LOAD_SECONDS,
+    warm_up: int = 20,
 ) -> Load:
     """Measures request latency under a constant load: real rows in turn, one row per request.
 
@@ -168,7 +177,9 @@ def latency(
     return Load(concurrency=concurrency, p50_ms=p50, p90_ms=p90, p99_ms=p99, throughput_per_s=rate, n=len(samples))
 
 
-def batch_latency(address: str, model: str, rows: Sequence[Row], *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20) -> Limit:
+def batch_latency(
+    address: str, model: str, rows: Sequence[Row], *, requests: int = LOAD_REQUESTS, seconds: float = LOAD_SECONDS, warm_up: int = 20
+) -> Limit:
     """Measures the latency of one request with all `rows`, sent again and again, one under way.
 
     Args:

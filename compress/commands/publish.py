@@ -21,7 +21,6 @@ from compress.run.opened import opened
 from export.folders.source import Source
 from export.folders.table import FORMATS
 from foundation.artifacts import artifact
-from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import Run
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
@@ -105,15 +104,12 @@ def _source(run: Run, variant: str) -> Source:
             f"--variant {variant}", "not a variant of this run", f"{one_of(list(run.variants))} is allowed{nearest(variant, run.variants)}"
         )
     checkpoint, export = run.variants[variant], run.of_kind("engine")
-    problems = [problem for found in (checkpoint, export) if found is not None for problem in artifact.verify(found)]
+    problems = [problem for made in (checkpoint, export) if made is not None for problem in artifact.verify(made)]
     if problems:
         raise InputError.of(problem.advise("`compress run` makes what is damaged again") for problem in problems)
     builds = tuple(build for build in evaluations.exported(run).builds if build.variant == variant)
-    return Source(variant, Checkpoint(checkpoint.path), run.recipe["model"]["task"], _path(export), builds)
-
-
-def _path(made: Artifact | None) -> Path | None:
-    return None if made is None else made.path
+    place = None if export is None else export.path
+    return Source(variant, Checkpoint(checkpoint.path), run.recipe["model"]["task"], place, builds)
 
 
 def _check_place(run: Run, out: Path) -> None:

@@ -27,6 +27,7 @@ from foundation.core.engines import REFERENCE
 from foundation.measure.race import BLOCKS
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
+from triton_repo.client import LOAD_REQUESTS, LOAD_SECONDS
 from triton_repo.triton_repo import TritonRepo
 
 MODES = 1.5
@@ -57,8 +58,8 @@ def parts_of(
             timed = 2 + MODES * engines
             return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
         served = builds * step.serve * (context.target.device == "cpu")
-        rows, call = len(context.data.evaluation), CALL_S + padded * macs / REFERENCE_SPEED
-        answers = rows * call + len(step.concurrency) * min(LOAD_S, LOAD_REQUESTS * call)
+        rows, call = len(context.data.evaluation), _call_s(padded * macs)
+        answers = rows * call + len(step.concurrency) * min(LOAD_SECONDS, LOAD_REQUESTS * call)
         return {"start": 1, "served": served, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
@@ -70,10 +71,15 @@ def _sampled_macs(macs: int, context: Context) -> float:
     total = 0.0
     for batch, length in shapes(context.task, context.target):
         share = 1.0 if length is None or not context.max_length else min(1.0, length / context.max_length)
-        call = CALL_S + macs * batch * share / REFERENCE_SPEED
+        call = _call_s(macs * batch * share)
         blocks = [max(block.least * call, min(block.seconds, block.most * call)) for block in BLOCKS]
         total += max(WARM_UP_S, WARM_UP_CALLS * call) + sum(blocks) + MORE_TURNS * blocks[-1]
     return total
+
+
+def _call_s(macs: float) -> float:
+    """Returns the seconds of a call in such an engine."""
+    return CALL_S + macs / REFERENCE_SPEED
 
 
 CALL_S = 1e-3
@@ -82,7 +88,5 @@ WARM_UP_CALLS, WARM_UP_S = 5, 0.15
 """What the warm-ups of all turns at a shape take at least."""
 MORE_TURNS = 1.5
 """Turns that a shape takes beyond those of the race, on average, because its figures are not close enough yet."""
-LOAD_REQUESTS, LOAD_S = 400, 5.0
-"""Requests of the server under a constant load, and the most seconds that they take (`triton_repo.client.latency`)."""
 REFERENCE_SPEED = 2e10
 """Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

@@ -26,7 +26,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from export.embedding_folder import HIDDEN, as_hidden_states, check_embeds, with_float_activations, write_settings
-from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, copy_settings, fit_to_graph, reading
+from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, fit_to_graph, reading
+from export.settings_files import copy_settings
 from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
@@ -61,8 +62,8 @@ def write(source: Source, out: Path) -> Written:
         write_settings(source.checkpoint, out)
         model = as_hidden_states(model)
     else:
-        copy_settings(source, out)
-    fit_to_graph(source, out, [given.name for given in model.graph.input])
+        copy_settings(source.checkpoint.folder, out)
+    fit_to_graph(source, out, [tensor.name for tensor in model.graph.input])
     if source.facts.finds_spans:
         model = as_spans(model)
     file = save(model, out / FOLDER / file_name(source))
@@ -108,28 +109,28 @@ def snippets(facts: Facts, name: str) -> tuple[Snippet, ...]:
     outputs = [HIDDEN] if facts.embeds_texts else [*SPANS] if facts.finds_spans else [LOGITS]
     left = "hidden" if facts.embeds_texts else ", ".join(outputs)
     left = left if len(outputs) > 1 else f"({left},)"
-    asked = ", ".join(f'"{output}"' for output in outputs)
+    names = ", ".join(f'"{output}"' for output in outputs)
     session = f'session = onnxruntime.InferenceSession("{PLACE}/{FOLDER}/{name}")\nnames = [node.name for node in session.get_inputs()]'
-    run = f"{left} = session.run([{asked}], features)" + ("\nvectors = hidden[:, 0]" if facts.embeds_texts else "")
+    run = f"{left} = session.run([{names}], features)" + ("\nvectors = hidden[:, 0]" if facts.embeds_texts else "")
     plain = f"import onnxruntime\n{imports}\n\n{session}\n{lines}\n{run}"
-    found = [Snippet("ONNX Runtime", plain)]
+    programs = [Snippet("ONNX Runtime", plain)]
     if facts.embeds_texts:
-        found.append(sentence_transformers(f'backend="onnx", model_kwargs={{"file_name": "{FOLDER}/{name}"}}'))
+        programs.append(sentence_transformers(f'backend="onnx", model_kwargs={{"file_name": "{FOLDER}/{name}"}}'))
     else:
-        found.append(optimum(facts, "onnxruntime", "ORT", f'file_name="{name}"'))
+        programs.append(optimum(facts, "onnxruntime", "ORT", f'file_name="{name}"'))
     if facts.embeds_texts or (facts.modality != "audio" and (facts.answer.classifies or facts.tags or facts.finds_spans)):
-        found.append(_in_browsers(facts, name))
-    return tuple(found)
+        programs.append(_in_browsers(facts, name))
+    return tuple(programs)
 
 
 def _in_browsers(facts: Facts, name: str) -> Snippet:
     """Returns the lines of transformers.js: of the pipelines that read exactly what these graphs read."""
     task, options = ("feature-extraction", ', { pooling: "cls" }') if facts.embeds_texts else (facts.pipeline_tag, "")
     question = '"Which text?", "The text that holds the answer."'
-    given = f'"{PICTURE}"' if facts.modality == "image" else question if facts.finds_spans else TEXT
+    row = f'"{PICTURE}"' if facts.modality == "image" else question if facts.finds_spans else TEXT
     code = 'import { pipeline } from "@huggingface/transformers";\n\n'
     code += f'const model = await pipeline("{task}", "{PLACE}", {{ dtype: "{DTYPES[name]}" }});\n'
-    return Snippet("transformers.js", f"{code}const output = await model({given}{options});", "js")
+    return Snippet("transformers.js", f"{code}const output = await model({row}{options});", "js")
 
 
 def optimum(facts: Facts, module: str, prefix: str, options: str) -> Snippet:

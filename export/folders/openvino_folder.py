@@ -21,7 +21,8 @@ from pathlib import Path
 
 from export.embedding_folder import HIDDEN, check_embeds, with_results, write_network, write_settings
 from export.folders.onnx_folder import LOGITS, SPANS, optimum, sentence_transformers
-from export.folders.source import PLACE, Built, Snippet, Source, Written, copy_settings, fit_to_graph, reading
+from export.folders.source import PLACE, Built, Snippet, Source, Written, fit_to_graph, reading
+from export.settings_files import copy_settings
 from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
 
@@ -55,7 +56,7 @@ def write(source: Source, out: Path) -> Written:
         write_settings(source.checkpoint, out)
         write_network(built.file, out / NETWORK)
     else:
-        copy_settings(source, out)
+        copy_settings(source.checkpoint.folder, out)
         _write_network(built.file, out / NETWORK, facts.finds_spans)
     fit_to_graph(source, out, _inputs(out / NETWORK))
     return Written(built, snippets(facts, built), library="sentence-transformers" if facts.embeds_texts else "")
@@ -63,29 +64,28 @@ def write(source: Source, out: Path) -> Written:
 
 def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
     """Returns the lines that load the folder: in OpenVINO alone, and in Optimum or sentence-transformers."""
-    given = _properties(built)
+    properties = _properties(built)
     imports, lines = reading(facts, "np")
     outputs = [HIDDEN] if facts.embeds_texts else [*SPANS] if facts.finds_spans else [LOGITS]
     compiled = (
-        f'model = openvino.Core().compile_model("{PLACE}/{NETWORK}", "CPU", {given})\nnames = [port.any_name for port in model.inputs]'
+        f'model = openvino.Core().compile_model("{PLACE}/{NETWORK}", "CPU", {properties})\nnames = [port.any_name for port in model.inputs]'
     )
-    asked = "\n".join(f'{output} = answers["{output}"]' for output in outputs)
+    results = "\n".join(f'{output} = answers["{output}"]' for output in outputs)
     more = "\nvectors = last_hidden_state[:, 0]" if facts.embeds_texts else ""
-    plain = Snippet("OpenVINO", f"import openvino\n{imports}\n\n{compiled}\n{lines}\nanswers = model(features)\n{asked}{more}")
-    other = sentence_transformers(f'backend="openvino", model_kwargs={{"ov_config": {given}}}') if facts.embeds_texts else None
-    return plain, other or optimum(facts, "intel", "OV", f"ov_config={given}")
+    plain = Snippet("OpenVINO", f"import openvino\n{imports}\n\n{compiled}\n{lines}\nanswers = model(features)\n{results}{more}")
+    other = sentence_transformers(f'backend="openvino", model_kwargs={{"ov_config": {properties}}}') if facts.embeds_texts else None
+    return plain, other or optimum(facts, "intel", "OV", f"ov_config={properties}")
 
 
 def _copied(source: Source, out: Path, key: str) -> Written:
     """Copies the folder of a decoder that an engine answers prompts from."""
     built = source.engine("OpenVINO GenAI", key)
-    copy_settings(source, out)  # those of the engine's folder come after: it reads them
+    copy_settings(source.checkpoint.folder, out)  # those of the engine's folder come after: it reads them
     shutil.copytree(built.file.parent, out, dirs_exist_ok=True)
-    given = _properties(built)
-    own = "{" + ", ".join(part for part in given.strip("{}").split(", ") if OF_PIPELINES not in part) + "}"
-    pipeline = (
-        f'model = openvino_genai.LLMPipeline("{PLACE}", "CPU", **{given})\nprint(model.generate("Once upon a time", max_new_tokens=32))'
-    )
+    properties = _properties(built)
+    own = "{" + ", ".join(part for part in properties.strip("{}").split(", ") if OF_PIPELINES not in part) + "}"
+    pipeline = f'model = openvino_genai.LLMPipeline("{PLACE}", "CPU", **{properties})\n'
+    pipeline += 'print(model.generate("Once upon a time", max_new_tokens=32))'
     return Written(
         built,
         (
@@ -98,8 +98,8 @@ def _copied(source: Source, out: Path, key: str) -> Written:
 
 def _properties(built: Built) -> str:
     """Returns the settings that change answers, as a dict in Python."""
-    given = built.engine.properties
-    return "{" + ", ".join(f'"{name}": "{given[name]}"' for name in SETTINGS if name in given) + "}"
+    properties = built.engine.properties
+    return "{" + ", ".join(f'"{name}": "{properties[name]}"' for name in SETTINGS if name in properties) + "}"
 
 
 def _inputs(network: Path) -> list[str]:

@@ -8,12 +8,12 @@ Settings (config, tokenizer, preprocessor) are copied as they are for weights, a
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from export.settings_files import NEW_CLASS, OLD_CLASS, TOKENIZER
 from foundation.artifacts import exported
 from foundation.artifacts.artifact import read_json, write_json
 from foundation.core.engines import ENGINES
@@ -23,13 +23,7 @@ from foundation.labels.tasks import TASKS, Task
 from foundation.models.folder import Checkpoint
 from foundation.models.own_shape import SHAPE_KEY, stock_type
 
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
-OWN = frozenset({"manifest.json", "quantization.json", "quantization.safetensors", "README.md"})
-"""Files of a checkpoint that no other program reads; a folder has a README of its own."""
-WEIGHTS = (".safetensors", ".index.json")
-"""Endings of the files with weights."""
-NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
-"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4 knows too."""
+CONFIG = "config.json"
 PLACE = "path/to/this/folder"
 """Stands for the folder in snippets."""
 TEXT, PICTURE, SOUND = '"A text to read."', "picture.png", "sound.wav"
@@ -58,8 +52,8 @@ class Source:
     @property
     def config(self) -> dict[str, Any]:
         """The contents of config.json, as they are."""
-        found: dict[str, Any] = read_json(self.checkpoint.folder / CONFIG)
-        return found
+        contents: dict[str, Any] = read_json(self.checkpoint.folder / CONFIG)
+        return contents
 
     @property
     def has_own_shape(self) -> bool:
@@ -123,13 +117,6 @@ class Written:
     """Without an engine: whether the program computes what torch computed in the run, so that the run's figures of torch hold."""
     library: str = ""
     """`library_name` of the card, where it is not the format's."""
-
-
-def copy_settings(source: Source, out: Path) -> None:
-    """Copies config, tokenizer and preprocessor to an existing folder; files of weights and folders of modules are the caller's."""
-    for file in sorted(source.checkpoint.folder.iterdir()):
-        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
-            shutil.copyfile(file, out / file.name)
 
 
 def fit_to_graph(source: Source, out: Path, inputs: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from export.folders.source import OWN, PLACE, WEIGHTS, Snippet, Source, Written, copy_settings, reading
+from export.folders.source import PLACE, Snippet, Source, Written, reading
+from export.settings_files import OWN, WEIGHTS, copy_settings
 from foundation.core.errors import InputError
 from foundation.schemes.table import SCHEMES
 
@@ -39,7 +40,7 @@ def write(source: Source, out: Path) -> Written:
             "publish it as onnx or openvino, or load it with compress.api.load_checkpoint",
         )
     folder = source.checkpoint.folder
-    copy_settings(source, out)
+    copy_settings(folder, out)
     for file in sorted(folder.iterdir()):
         if file.is_dir():
             shutil.copytree(file, out / file.name)

@@ -105,20 +105,25 @@ def frequency_factors(config: PreTrainedConfig) -> Tensor | None:
     return factors
 
 
-def _decoder(config: PreTrainedConfig, writer: GGUFWriter) -> None:
-    size, rope = head_size(config), config.rope_parameters
+def _sizes(config: PreTrainedConfig, writer: GGUFWriter) -> None:
+    """Writes the numbers that every family has."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _decoder(config: PreTrainedConfig, writer: GGUFWriter) -> None:
+    size, rope = head_size(config), config.rope_parameters
+    _sizes(config, writer)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(size)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
     if rope.get("rope_type", "default") == "linear":
         from gguf import RopeScalingType
 
@@ -143,13 +148,8 @@ def _decoder_problem(config: PreTrainedConfig) -> str | None:
 def _bert(config: PreTrainedConfig, writer: GGUFWriter) -> None:
     from gguf import PoolingType
 
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    _sizes(config, writer)
     writer.add_layer_norm_eps(config.layer_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
     writer.add_causal_attention(False)
     writer.add_token_type_count(config.type_vocab_size)
     writer.add_pooling_type(PoolingType(POOLINGS[getattr(config, EMBEDDING_KEY)["pooling"]]))

@@ -60,7 +60,7 @@ ENDS = frozenset(
     + ("<|end_of_text|>", "<end_of_utterance>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>")
     + ("<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>")
 )
-"""Tokens at which llama.cpp 0.3.16's bundled version ends an answer because of their names."""
+"""Tokens at which llama.cpp ends an answer because of their names (llama-vocab.cpp)."""
 PHANTOM, PIECE = "\u2581", "##"
 BERT_NORMALIZER: Mapping[str, tuple[object, ...]] = {
     "type": ("BertNormalizer",),
@@ -125,8 +125,8 @@ def vocabulary(folder: Path, rows: int, embeds: bool) -> Vocabulary:
     Raises:
         InputError: llama.cpp has no such rules, or the tokenizer has more tokens than the model.
     """
-    found = tokenizer_file(folder, embeds=embeds)
-    parts, tokenizer = json.loads(found.text), found.tokenizer()
+    file = tokenizer_file(folder, embeds=embeds)
+    parts, tokenizer = json.loads(file.text), file.tokenizer()
     known = tokenizer.get_vocab(with_added_tokens=True)
     if known and max(known.values()) >= rows:
         raise InputError(f"{folder / FILE}", f"{max(known.values()) + 1} tokens", f"the embeddings have {rows} rows")

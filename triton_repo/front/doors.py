@@ -51,8 +51,8 @@ class Doors:
         """Whether the value of the header `Authorization` opens; it takes as long for a wrong key as for a right one."""
         if not self.keys:
             return True
-        given = authorization if isinstance(authorization, bytes) else (authorization or "").encode("utf-8", "surrogateescape")
-        scheme, _, key = given.partition(b" ")
+        value = authorization if isinstance(authorization, bytes) else (authorization or "").encode("utf-8", "surrogateescape")
+        scheme, _, key = value.partition(b" ")
         same = [hmac.compare_digest(key.strip(), one.encode()) for one in self.keys]
         return scheme.lower() == b"bearer" and any(same)
 

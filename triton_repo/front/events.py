@@ -31,9 +31,9 @@ async def send_events(request: web.Request, payloads: AsyncGenerator[str], faile
             async for payload in payloads:
                 await _send(events, payload)
         except (Rejected, grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
-            told = status_and_line(error, request.method)
-            assert told is not None, "each of these has a status"
-            await _send(events, failed(*told))
+            refusal = status_and_line(error, request.method)
+            assert refusal is not None, "each of these has a status"
+            await _send(events, failed(*refusal))
     return events
 
 

@@ -77,7 +77,8 @@ class Paths:
         application = web.Application(middlewares=[_errors, doors.middleware, held], client_max_size=MAX_REQUEST_BYTES)
         application.router.add_get("/v2", self.server)
         application.router.add_get("/v2/health/live", self.live)
-        application.router.add_get("/v2/health/ready", self.ready)
+        for ready in ("/v2/health/ready", "/health"):  # the latter as Text Embeddings Inference has it
+            application.router.add_get(ready, self.ready)
         application.router.add_post("/v2/repository/index", self.index)
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             application.router.add_get(model, self.model)
@@ -140,18 +141,18 @@ class Paths:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """An answer as one JSON object."""
-        described, asked = await self._generation(request, stream=False)
-        answers = [response async for response in self._generations.responses(asked, most=2)]
+        described, wanted = await self._generation(request, stream=False)
+        answers = [response async for response in self._generations.responses(wanted, most=2)]
         if len(answers) != 1:
             raise Rejected(f"{len(answers) or 'no'} responses came, or more; use generate_stream for a model that gives more than one")
         return web.json_response(write_generation(answers[0], described), dumps=compact)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         """An answer in pieces: server-sent events, each with a JSON object. What fails before the first one has a status of its own."""
-        described, asked = await self._generation(request, stream=True)
+        described, wanted = await self._generation(request, stream=True)
 
         async def payloads() -> AsyncGenerator[str]:
-            async with aclosing(self._generations.responses(asked)) as responses:
+            async with aclosing(self._generations.responses(wanted)) as responses:
                 async for response in responses:
                     yield compact(write_generation(response, described))
 
@@ -221,8 +222,8 @@ async def _errors(request: web.Request, handler: _Answer) -> web.StreamResponse:
     try:
         return await handler(request)
     except Exception as error:
-        told = status_and_line(error, request.method)
-        if told is None:
+        refusal = status_and_line(error, request.method)
+        if refusal is None:
             raise
-        status, document = error_document(request.path, *told)
+        status, document = error_document(request.path, *refusal)
     return web.json_response(document, status=status, dumps=compact)

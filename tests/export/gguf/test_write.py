@@ -68,6 +68,18 @@ def test_a_float_decoder_is_there_tensor_by_tensor(kind: str, tmp_path: Path) ->
         assert np.array_equal(found[f"{place}.{parameter}"], expected), name
 
 
+def test_a_stored_head_that_is_tied_is_no_tensor_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "tied"
+    shutil.copytree(given.decoder("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert "lm_head.weight" in load_file(folder / "model.safetensors")
+    _, reader = written(folder, tmp_path)
+    names = {one.name for one in reader.tensors}
+    assert "token_embd.weight" in names
+    assert "output.weight" not in names
+
+
 def test_the_numbers_of_a_decoder(tmp_path: Path) -> None:
     _, reader = written(given.decoder("llama"), tmp_path, name="tiny")
     found = values(reader)

@@ -5,10 +5,9 @@ What Triton does not tell of a model, such as the names of its labels, is read f
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -24,6 +23,7 @@ from triton_repo.front.bodies import strings, text_of
 from triton_repo.front.inference import Inference
 from triton_repo.front.limits import REQUEST_SECONDS, Rejected
 from triton_repo.front.tensors import check_model, check_request
+from triton_repo.front.together import together
 from triton_repo.generation.served.request import MESSAGES
 
 PART = "preprocess"
@@ -86,8 +86,8 @@ class Served:
         """Returns the index of the first text, or pair of texts, that is longer than the model reads; None if there is none."""
         tokenizer = self.known.tokenizer
         assert tokenizer is not None, "a model of texts"
-        given = [text if isinstance(text, str) else text[0] if len(text) == 1 else text for text in texts]
-        rows = tokenizer.encode_batch([self.known.prompt + text if isinstance(text, str) else text for text in given])
+        single = [text if isinstance(text, str) else text[0] if len(text) == 1 else text for text in texts]
+        rows = tokenizer.encode_batch([self.known.prompt + text if isinstance(text, str) else text for text in single])
         return next((index for index, row in enumerate(rows) if row.overflowing), None)
 
 
@@ -135,11 +135,6 @@ class Catalog:
         described = [await self._described(name) for name in self._models]
         return [one for one in described if one.generates or one.preprocessor is not None]
 
-    async def ready(self) -> bool:
-        """Whether all models are ready."""
-        answer = await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=REQUEST_SECONDS)
-        return bool(answer.ready)
-
     async def named(self, name: str) -> Served:
         """Returns a model.
 
@@ -164,10 +159,10 @@ class Catalog:
             Rejected: It does not fit, or none does, or several.
         """
         if name is not None:
-            found = await self.named(name)
-            if not fits(found):
-                raise Rejected(f"model {found.name}: it does not {what}")
-            return found
+            model = await self.named(name)
+            if not fits(model):
+                raise Rejected(f"model {model.name}: it does not {what}")
+            return model
         fitting = [one for one in await self.all() if fits(one)]
         if len(fitting) != 1:
             names = ", ".join(one.name for one in fitting)
@@ -190,30 +185,23 @@ class Catalog:
         """
         most = self._infer.most_rows(model.name)
         requests = [_request(model, rows[start : start + most], outputs) for start in range(0, len(rows), most)]
-        sent = [asyncio.ensure_future(self._infer(request)) for request in requests]
-        try:
-            return Predictions([pb.ModelInferResponse.FromString(body) for body in await asyncio.gather(*sent)])
-        finally:
-            for one in sent:  # those that are left when one fails, or when the client goes
-                one.cancel()
+        return Predictions(list(map(pb.ModelInferResponse.FromString, await together(map(self._infer, requests)))))
 
     async def _described(self, name: str) -> Served:
         """Returns a model; read anew when it was rolled over."""
         version = self._infer.version_of(name)
         if (name, version) not in self._served:
-            description = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name), timeout=REQUEST_SECONDS)
-            served = Served(name, description, None)
-            if not served.generates:
-                served = Served(name, description, self._preprocessor(name, version))
-            self._served[name, version] = served
+            served = Served(name, await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name), timeout=REQUEST_SECONDS), None)
+            preprocessor = None if served.generates else self._preprocessor(name, version)
+            self._served[name, version] = replace(served, preprocessor=preprocessor)
         return self._served[name, version]
 
     def _preprocessor(self, name: str, version: str) -> Preprocessor | None:
         """Returns the preprocessor of a model; None for a part of an ensemble, which clients do not call by these routes."""
         part = f"{name}_{PART}"
         places = [self._folder / name / version, *(self._folder / part).glob("*")]
-        found = next((place for place in places if (place / PREPROCESS).exists()), None)
-        return None if found is None or name.endswith(f"_{PART}") else Preprocessor.load(found)
+        folder = next((place for place in places if (place / PREPROCESS).exists()), None)
+        return None if folder is None or name.endswith(f"_{PART}") else Preprocessor.load(folder)
 
 
 def parts(model: Served, row: Mapping[str, Part]) -> tuple[Part, ...]:

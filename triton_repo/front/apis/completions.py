@@ -10,13 +10,12 @@ cannot do (log probabilities, tools, several answers) is refused. Source: https:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from aiohttp import web
@@ -31,21 +30,11 @@ from triton_repo.front.events import send_events
 from triton_repo.front.generation import generation_request, write_generation
 from triton_repo.front.generations import Generations
 from triton_repo.front.limits import Rejected
+from triton_repo.front.together import together
+from triton_repo.generation.served.request import PENALTIES, SAMPLING
 
-SETTINGS = {
-    "temperature": "TEMPERATURE",
-    "top_p": "TOP_P",
-    "top_k": "TOP_K",
-    "min_p": "MIN_P",
-    "seed": "SEED",
-    "presence_penalty": "PRESENCE_PENALTY",
-    "frequency_penalty": "FREQUENCY_PENALTY",
-    "repetition_penalty": "REPETITION_PENALTY",
-    "ignore_eos": "IGNORE_EOS",
-}
-"""Inputs of the model by the key of a request."""
-SAMPLING = ("top_p", "top_k", "min_p", "seed")
-"""Keys without effect where the most likely tokens are taken; clients send them all the same."""
+SETTINGS = ("temperature", *map(str.lower, (*SAMPLING, *PENALTIES)), "repetition_penalty", "ignore_eos")
+"""Keys of a request that are inputs of the model, in small letters."""
 MOST_PROMPTS = 64
 DONE = "[DONE]"
 """Last event of a stream."""
@@ -87,10 +76,10 @@ class Settings(Metadata):
 
     def inputs(self) -> dict[str, Json]:
         """Returns the inputs of the model, without the prompt."""
-        values: dict[str, Json] = {name: getattr(self, key) for key, name in SETTINGS.items() if getattr(self, key) is not None}
-        if not self.temperature:
-            for key in SAMPLING:
-                values.pop(SETTINGS[key], None)
+        values: dict[str, Json] = {key.upper(): getattr(self, key) for key in SETTINGS if getattr(self, key) is not None}
+        if not self.temperature:  # clients send settings of the sampling all the same
+            for name in SAMPLING:
+                values.pop(name, None)
         if self.top_k == -1:  # vLLM's word for all tokens
             values.pop("TOP_K", None)
         if self.max_tokens is not None:
@@ -212,22 +201,22 @@ class Completions:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answers to texts."""
-        asked = CompletionBody.of(await read(request))
-        return await self._answered(request, asked, asked.prompts(), TEXT_FORM)
+        body = CompletionBody.of(await read(request))
+        return await self._answered(request, body, body.prompts(), TEXT_FORM)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """The answer to a conversation."""
-        asked = ChatBody.of(await read(request))
+        body = ChatBody.of(await read(request))
         if "model" in request.match_info:  # clients of Hugging Face write some other word into the body
-            asked = asked.model_copy(update={"model": request.match_info["model"]})
-        messages = json.dumps([message.written() for message in asked.messages])
-        return await self._answered(request, asked, [{"MESSAGES": messages}], CHAT_FORM)
+            body = body.model_copy(update={"model": request.match_info["model"]})
+        messages = json.dumps([message.written() for message in body.messages])
+        return await self._answered(request, body, [{"MESSAGES": messages}], CHAT_FORM)
 
     async def _answered(
-        self, request: web.Request, asked: Settings, prompts: Sequence[Mapping[str, Json]], form: Form
+        self, request: web.Request, body: Settings, prompts: Sequence[Mapping[str, Json]], form: Form
     ) -> web.StreamResponse:
-        model = await self._catalog.only(lambda one: one.generates, "generate text", asked.model)
-        requests = [generation_request(model.description, "", {**prompt, **asked.inputs()}, stream=asked.stream) for prompt in prompts]
+        model = await self._catalog.only(lambda one: one.generates, "generate text", body.model)
+        requests = [generation_request(model.description, "", {**prompt, **body.inputs()}, stream=body.stream) for prompt in prompts]
         head: dict[str, Json] = {"id": f"{form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
 
         async def pieces(index: int) -> AsyncGenerator[Answer]:
@@ -235,14 +224,14 @@ class Completions:
                 async for response in responses:
                     yield _piece(write_generation(response, model.description))
 
-        if not asked.stream:
+        if not body.stream:
             answers = await _whole([pieces(index) for index in range(len(requests))])
             choices: list[Json] = [_choice(form.whole(one.text), index, one.reason) for index, one in enumerate(answers)]
             document = {**head, "object": form.object, "choices": choices, "usage": usage(answers)}
             return web.json_response(document, dumps=compact)
         if len(requests) > 1:
             raise Rejected(f"stream: {len(requests)} prompts given; one is allowed in a stream")
-        payloads = _written(pieces(0), {**head, "object": form.piece}, form, asked.stream_options.include_usage)
+        payloads = _written(pieces(0), {**head, "object": form.piece}, form, body.stream_options.include_usage)
         return await send_events(request, payloads, lambda status, message: compact(error_document(status, message)))
 
 
@@ -274,15 +263,10 @@ async def _whole(sources: Sequence[AsyncGenerator[Answer]]) -> list[Answer]:
 
     async def one(pieces: AsyncGenerator[Answer]) -> Answer:
         async with aclosing(pieces):
-            found = [piece async for piece in pieces]
-        return Answer("".join(piece.text for piece in found), found[-1].reason, found[-1].prompt_tokens, found[-1].tokens)
+            answer = [piece async for piece in pieces]
+        return replace(answer[-1], text="".join(piece.text for piece in answer))
 
-    under_way = [asyncio.ensure_future(one(pieces)) for pieces in sources]
-    try:
-        return list(await asyncio.gather(*under_way))
-    finally:
-        for task in under_way:
-            task.cancel()
+    return await together(map(one, sources))
 
 
 def _piece(document: Mapping[str, Json]) -> Answer:
@@ -297,5 +281,5 @@ def _choice(text: Mapping[str, Json], index: int, reason: str | None) -> dict[st
     return {"index": index, **text, "logprobs": None, "finish_reason": reason}
 
 
-def _ids(given: object) -> list[Json]:
-    return [one for one in given if isinstance(one, int)] if isinstance(given, list) else []
+def _ids(prompt: object) -> list[Json]:
+    return [one for one in prompt if isinstance(one, int)] if isinstance(prompt, list) else []

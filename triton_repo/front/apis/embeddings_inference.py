@@ -4,7 +4,7 @@
     POST /rerank     {"query": TEXT, "texts": [TEXT, ...], "raw_scores", "return_text"}          [{"index", "score", "text"}, ...]
     POST /predict    {"inputs": TEXT | [TEXT, TEXT] | [[TEXT], ...], "raw_scores"}   [{"label", "score"}, ...], or a list of such
     GET  /info       the model, and the limits of a request
-    GET  /health     status 200 if the models are ready
+    GET  /health     status 200 if the models are ready, as `/v2/health/ready`
 
 These routes name no model, as that server has one. Where several models here fit, the key `model` names one. Texts that are longer than
 the model reads are truncated, unless `truncate` is false: then they are refused. Source: https://huggingface.github.io/text-embeddings-inference
@@ -36,7 +36,7 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_ROWS)]
 Row = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
-class Asked(Body):
+class Common(Body):
     """Keys that all routes have."""
 
     model: str | None = None
@@ -44,7 +44,7 @@ class Asked(Body):
     truncation_direction: Literal["right", "Right"] = "right"
 
 
-class EmbedBody(Asked):
+class EmbedBody(Common):
     """Body of `/embed`."""
 
     inputs: str | Texts
@@ -52,7 +52,7 @@ class EmbedBody(Asked):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-class RerankBody(Asked):
+class RerankBody(Common):
     """Body of `/rerank`."""
 
     query: str
@@ -61,7 +61,7 @@ class RerankBody(Asked):
     return_text: bool = False
 
 
-class PredictBody(Asked):
+class PredictBody(Common):
     """Body of `/predict`."""
 
     inputs: str | Row | Annotated[list[Row], Field(min_length=1, max_length=MOST_ROWS)]
@@ -91,45 +91,44 @@ class EmbeddingsInference:
         router.add_post("/rerank", self.rerank)
         router.add_post("/predict", self.predict)
         router.add_get("/info", self.info)
-        router.add_get("/health", self.health)
 
     async def embed(self, request: web.Request) -> web.StreamResponse:
         """Vectors of texts."""
-        asked = EmbedBody.of(await read(request))
-        model = await self._catalog.only(lambda one: one.embeds, "make vectors of texts", asked.model)
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-        _check_lengths(model, asked, texts)
+        body = EmbedBody.of(await read(request))
+        model = await self._catalog.only(lambda one: one.embeds, "make vectors of texts", body.model)
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        _check_lengths(model, body, texts)
         vectors = (await self._catalog.predict(model, [(text,) for text in texts], VECTOR)).numbers(VECTOR)
-        if asked.dimensions is not None or asked.normalize:
-            vectors = shortened(vectors, vectors.shape[1] if asked.dimensions is None else asked.dimensions)
+        if body.dimensions is not None or body.normalize:
+            vectors = shortened(vectors, vectors.shape[1] if body.dimensions is None else body.dimensions)
         return web.json_response(vectors.tolist(), dumps=compact)
 
     async def rerank(self, request: web.Request) -> web.StreamResponse:
         """Texts by how well they answer a query, the best first."""
-        asked = RerankBody.of(await read(request))
-        model = await self._catalog.only(lambda one: one.ranks, "rank texts", asked.model)
-        _check_lengths(model, asked, [(asked.query, text) for text in asked.texts])
-        logits = (await self._catalog.predict(model, [(asked.query, text) for text in asked.texts], LOGITS)).numbers(LOGITS)
-        values = scores(logits, "none" if asked.raw_scores else "sigmoid")[:, 0]
+        body = RerankBody.of(await read(request))
+        model = await self._catalog.only(lambda one: one.ranks, "rank texts", body.model)
+        _check_lengths(model, body, [(body.query, text) for text in body.texts])
+        logits = (await self._catalog.predict(model, [(body.query, text) for text in body.texts], LOGITS)).numbers(LOGITS)
+        values = scores(logits, "none" if body.raw_scores else "sigmoid")[:, 0]
         order = np.argsort(-values, kind="stable")
-        found: list[Json] = []
+        ranks: list[Json] = []
         for index in order:
-            text: dict[str, Json] = {"text": asked.texts[index]} if asked.return_text else {}
-            found.append({"index": int(index), **text, "score": float(values[index])})
-        return web.json_response(found, dumps=compact)
+            text: dict[str, Json] = {"text": body.texts[index]} if body.return_text else {}
+            ranks.append({"index": int(index), **text, "score": float(values[index])})
+        return web.json_response(ranks, dumps=compact)
 
     async def predict(self, request: web.Request) -> web.StreamResponse:
         """Labels of texts, or of pairs of texts."""
-        asked = PredictBody.of(await read(request))
-        model = await self._catalog.only(_labels_texts, "label texts", asked.model)
-        rows, batch = asked.rows()
+        body = PredictBody.of(await read(request))
+        model = await self._catalog.only(_labels_texts, "label texts", body.model)
+        rows, batch = body.rows()
         for row in rows:
             if len(row) != len(model.inputs):
                 raise Rejected(f"inputs: {len(row)} texts in a row; model {model.name} takes {' and '.join(model.inputs)}")
-        _check_lengths(model, asked, rows)
+        _check_lengths(model, body, rows)
         logits = (await self._catalog.predict(model, rows, LOGITS)).numbers(LOGITS)
-        found = ranked(logits, model, "none" if asked.raw_scores else "sigmoid" if logits.shape[1] == 1 else function_of(model))
-        return web.json_response(found if batch else found[0], dumps=compact)
+        labels = ranked(logits, model, "none" if body.raw_scores else "sigmoid" if logits.shape[1] == 1 else function_of(model))
+        return web.json_response(labels if batch else labels[0], dumps=compact)
 
     async def info(self, request: web.Request) -> web.StreamResponse:
         """What is served."""
@@ -153,10 +152,6 @@ class EmbeddingsInference:
             dumps=compact,
         )
 
-    async def health(self, request: web.Request) -> web.StreamResponse:
-        """Whether the models are ready."""
-        return web.Response(status=200 if await self._catalog.ready() else 503)
-
 
 def error_document(status: int, message: str) -> tuple[int, dict[str, Json]]:
     """Returns status and error in the schema of that server: it says 429 where it is overloaded."""
@@ -168,13 +163,13 @@ def _labels_texts(model: Served) -> bool:
     return model.classifies and set(model.inputs) <= {TEXT, TEXT_PAIR}
 
 
-def _check_lengths(model: Served, asked: Asked, rows: list[str] | list[tuple[str, str]] | list[tuple[str, ...]]) -> None:
+def _check_lengths(model: Served, body: Common, rows: list[str] | list[tuple[str, str]] | list[tuple[str, ...]]) -> None:
     """Refuses texts that would be truncated, if they must not be.
 
     Raises:
         Rejected: One of them is longer than the model reads.
     """
-    if not asked.truncate and (longer := model.overflow(rows)) is not None:
+    if not body.truncate and (longer := model.overflow(rows)) is not None:
         raise Rejected(
             f"inputs: text {longer} is longer than the {model.known.max_length} tokens that the model reads; leave truncate out", 413
         )

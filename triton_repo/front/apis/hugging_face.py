@@ -46,17 +46,8 @@ from triton_repo.front.limits import Rejected
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_ROWS)]
 MOST_LABELS = 5
 """Labels of an image or a sound, where nothing else is asked for."""
-GENERATED = {
-    "max_new_tokens": "MAX_TOKENS",
-    "temperature": "TEMPERATURE",
-    "top_k": "TOP_K",
-    "top_p": "TOP_P",
-    "repetition_penalty": "REPETITION_PENALTY",
-    "frequency_penalty": "FREQUENCY_PENALTY",
-    "seed": "SEED",
-    "stop": "STOP",
-}
-"""Inputs of a language model by the parameter."""
+GENERATED = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
+"""Parameters of a language model: its inputs in small letters, but for the first."""
 
 
 class _Part(BaseModel):
@@ -131,66 +122,66 @@ class HuggingFace:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The answer of a model to its kind of input."""
         model = await self._catalog.named(request.match_info["model"])
-        body = await read(request)
+        content = await read(request)
         if model.inputs in ((IMAGE,), (AUDIO,)):
-            answered = await self._of_file(model, body, is_json=request.content_type == "application/json")
+            answered = await self._of_file(model, content, is_json=request.content_type == "application/json")
         else:
-            asked = TaskBody.of(body)
-            _check_parameters(model, asked.parameters)
-            answered = await (self._generated if model.generates else self._of_texts)(model, asked)
+            body = TaskBody.of(content)
+            _check_parameters(model, body.parameters)
+            answered = await (self._generated if model.generates else self._of_texts)(model, body)
         return web.json_response(answered, dumps=compact)
 
-    async def _of_file(self, model: Served, body: bytes, *, is_json: bool) -> Json:
+    async def _of_file(self, model: Served, content: bytes, *, is_json: bool) -> Json:
         """Returns the answer to an image or a sound."""
         parameters = Parameters()
         if is_json:
-            asked = TaskBody.of(body)
-            body, parameters = _decoded(asked.inputs), asked.parameters
+            body = TaskBody.of(content)
+            content, parameters = _decoded(body.inputs), body.parameters
             _check_parameters(model, parameters)
         if TRANSCRIPT in model.outputs:
-            return {"text": (await self._catalog.predict(model, [(body,)], TRANSCRIPT)).texts(TRANSCRIPT)[0]}
+            return {"text": (await self._catalog.predict(model, [(content,)], TRANSCRIPT)).texts(TRANSCRIPT)[0]}
         if VECTOR in model.outputs:
-            vectors: Json = (await self._catalog.predict(model, [(body,)], VECTOR)).numbers(VECTOR).tolist()
+            vectors: Json = (await self._catalog.predict(model, [(content,)], VECTOR)).numbers(VECTOR).tolist()
             return vectors
-        logits = (await self._catalog.predict(model, [(body,)], LOGITS)).numbers(LOGITS)
+        logits = (await self._catalog.predict(model, [(content,)], LOGITS)).numbers(LOGITS)
         return ranked(logits, model, parameters.function_to_apply or function_of(model), parameters.top_k or MOST_LABELS)[0]
 
-    async def _of_texts(self, model: Served, asked: TaskBody) -> Json:
+    async def _of_texts(self, model: Served, body: TaskBody) -> Json:
         """Returns the answer to texts."""
-        if isinstance(asked.inputs, SimilarityInput):
-            return await self._similarity(model, asked.inputs)
-        rows, single = _rows(model, asked.inputs)
+        if isinstance(body.inputs, SimilarityInput):
+            return await self._similarity(model, body.inputs)
+        rows, single = _rows(model, body.inputs)
         if model.embeds:
             vectors = (await self._catalog.predict(model, rows, VECTOR)).numbers(VECTOR)
-            written: Json = (shortened(vectors, vectors.shape[1]) if asked.normalize else vectors).tolist()
+            written: Json = (shortened(vectors, vectors.shape[1]) if body.normalize else vectors).tolist()
             return written
         if ENTITIES in model.outputs:
-            found: list[Json] = [_entities(text) for text in (await self._catalog.predict(model, rows, ENTITIES)).texts(ENTITIES)]
-            return found[0] if single else found
+            entities: list[Json] = [_entities(text) for text in (await self._catalog.predict(model, rows, ENTITIES)).texts(ENTITIES)]
+            return entities[0] if single else entities
         if ANSWER in model.outputs:
             answers = [_span(text) for text in (await self._catalog.predict(model, rows, ANSWER)).texts(ANSWER)]
             return answers[0]
         logits = (await self._catalog.predict(model, rows, LOGITS)).numbers(LOGITS)
-        parameters = asked.parameters
+        parameters = body.parameters
         return [*ranked(logits, model, parameters.function_to_apply or function_of(model), parameters.top_k)]
 
-    async def _similarity(self, model: Served, given: SimilarityInput) -> Json:
+    async def _similarity(self, model: Served, texts: SimilarityInput) -> Json:
         """Returns the cosines of texts with a text."""
         if not model.embeds:
             raise Rejected(f"model {model.name}: it does not make vectors of texts")
-        rows = [(text,) for text in (given.source_sentence, *given.sentences)]
+        rows = [(text,) for text in (texts.source_sentence, *texts.sentences)]
         vectors = (await self._catalog.predict(model, rows, VECTOR)).numbers(VECTOR)
         unit = shortened(vectors, vectors.shape[1]).astype(np.float64)
         cosines: Json = (unit[1:] @ unit[0]).tolist()
         return cosines
 
-    async def _generated(self, model: Served, asked: TaskBody) -> Json:
+    async def _generated(self, model: Served, body: TaskBody) -> Json:
         """Returns the answer of a language model."""
-        if not isinstance(asked.inputs, str):
+        if not isinstance(body.inputs, str):
             raise Rejected(f"inputs: one text is expected by model {model.name}")
-        given = asked.parameters.model_dump(exclude_none=True)
-        values: dict[str, Json] = {name: given[key] for key, name in GENERATED.items() if key in given}
-        request = generation_request(model.description, "", {TEXT: asked.inputs, **values}, stream=False)
+        parameters = body.parameters.model_dump(exclude_none=True, include=set(GENERATED))
+        values: dict[str, Json] = {"MAX_TOKENS" if key == "max_new_tokens" else key.upper(): one for key, one in parameters.items()}
+        request = generation_request(model.description, "", {TEXT: body.inputs, **values}, stream=False)
         async with aclosing(self._generations.responses(request)) as responses:
             texts = [str(write_generation(response, model.description)["TEXT"]) async for response in responses]
         return [{"generated_text": "".join(texts)}]
@@ -216,11 +207,11 @@ def _check_parameters(model: Served, parameters: Parameters) -> None:
     Raises:
         Rejected: One is given.
     """
-    given = set(parameters.model_dump(exclude_none=True)) - {"return_full_text", "details", "decoder_input_details", "watermark"}
+    names = set(parameters.model_dump(exclude_none=True)) - {"return_full_text", "details", "decoder_input_details", "watermark"}
     allowed = {*GENERATED, "do_sample"} if model.generates else {"function_to_apply", "top_k"} if model.classifies else set()
-    if given - allowed:
+    if names - allowed:
         offered = ", ".join(sorted(allowed)) or "none"
-        raise Rejected(f"parameters: {', '.join(sorted(given - allowed))} given; model {model.name} takes {offered}")
+        raise Rejected(f"parameters: {', '.join(sorted(names - allowed))} given; model {model.name} takes {offered}")
     if parameters.do_sample and not parameters.temperature:
         raise Rejected("parameters: do_sample needs a temperature above 0 here; give one")
 
@@ -234,11 +225,11 @@ def _decoded(inputs: object) -> bytes:
 
 def _entities(text: str) -> Json:
     """Returns the entities of a row in the form of the pipeline; a tag of a single token is an `entity`, else it is an `entity_group`."""
-    found: list[Json] = []
+    entities: list[Json] = []
     for one in json.loads(text):
         key = "entity" if one["entity"][1:2] == "-" else "entity_group"
-        found.append({key: one["entity"], "score": one["score"], "word": one["text"], "start": one["start"], "end": one["end"]})
-    return found
+        entities.append({key: one["entity"], "score": one["score"], "word": one["text"], "start": one["start"], "end": one["end"]})
+    return entities
 
 
 def _span(text: str) -> Json:

@@ -59,9 +59,9 @@ class EmbeddingsBody(Metadata):
         Raises:
             Rejected: Tokens are given.
         """
-        given: list[object] = [self.input] if isinstance(self.input, str) else list(self.input)
-        texts = [one for one in given if isinstance(one, str)]
-        if len(texts) != len(given) or not texts:
+        rows: list[object] = [self.input] if isinstance(self.input, str) else list(self.input)
+        texts = [row for row in rows if isinstance(row, str)]
+        if len(texts) != len(rows) or not texts:
             raise Rejected(
                 "input: tokens are given; texts are expected, as the tokens of another model's tokenizer mean nothing here (LangChain "
                 "sends texts with check_embedding_ctx_length=False)"
@@ -95,9 +95,9 @@ class OpenAI:
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Vectors of texts."""
-        asked = EmbeddingsBody.of(await read(request))
-        texts = asked.texts
-        model = await self._catalog.only(lambda one: one.embeds, "make vectors of texts", asked.model)
+        body = EmbeddingsBody.of(await read(request))
+        texts = body.texts
+        model = await self._catalog.only(lambda one: one.embeds, "make vectors of texts", body.model)
         predicting = asyncio.ensure_future(self._catalog.predict(model, [(text,) for text in texts], VECTOR))
         try:
             await asyncio.sleep(0)  # the texts are on their way to the model while their tokens are counted
@@ -105,10 +105,10 @@ class OpenAI:
             vectors = (await predicting).numbers(VECTOR)
         finally:
             predicting.cancel()
-        if asked.dimensions is not None:
-            vectors = shortened(vectors, asked.dimensions)
+        if body.dimensions is not None:
+            vectors = shortened(vectors, body.dimensions)
         data: list[Json] = [
-            {"object": "embedding", "index": index, "embedding": _written(vector, asked.encoding_format)}
+            {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)
         ]
         usage: dict[str, Json] = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -42,8 +42,8 @@ def ranked(logits: NDArray[np.float32], model: Served, function: Function, most:
         function: What makes scores of the logits.
         most: Most labels of a row; None: all.
     """
-    found: list[list[Json]] = []
+    rows: list[list[Json]] = []
     for row in scores(logits, function):
         order = np.argsort(-row, kind="stable")[:most]
-        found.append([{"label": model.known.labels[index], "score": float(row[index])} for index in order])
-    return found
+        rows.append([{"label": model.known.labels[index], "score": float(row[index])} for index in order])
+    return rows

@@ -1,0 +1,21 @@
+"""The files of a checkpoint that a folder for another program shares with it: config, tokenizer and preprocessor, as they are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+TOKENIZER = "tokenizer_config.json"
+OWN = frozenset({"manifest.json", "quantization.json", "quantization.safetensors", "README.md"})
+"""Files of a checkpoint that no other program reads; a folder has a README of its own."""
+WEIGHTS = (".safetensors", ".index.json")
+"""Endings of the files with weights."""
+NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4 knows too."""
+
+
+def copy_settings(folder: Path, out: Path) -> None:
+    """Copies the settings of a checkpoint to an existing folder; files of weights and folders of modules are the caller's."""
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
+            shutil.copyfile(file, out / file.name)
