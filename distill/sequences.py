@@ -125,7 +125,7 @@ def continued(model: PreTrainedModel, sources: Sequence[Ids], beams: int, length
             chosen = indices[start : start + BATCH_SIZE]
             ids = torch.from_numpy(np.stack([sources[index] for index in chosen]).astype(np.int64)).to(device)
             settings = {"max_new_tokens": length, "num_beams": beams}
-            with torch.inference_mode(), quiet():
+            with torch.no_grad(), quiet():
                 found = generate(model, (), settings, input_ids=ids, attention_mask=torch.ones_like(ids))
             for index, row in zip(chosen, found[:, given:].cpu().numpy().astype(np.int32), strict=True):
                 answers[index] = row

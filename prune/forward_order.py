@@ -182,7 +182,7 @@ class _BlockRunner:
             for stack, finished in self._outputs.items():
                 replays.enter_context(_replayed(self._blocks[stack.first : min(self._number, stack.numbers.stop)], finished[batch]))
             with (
-                torch.inference_mode(),
+                torch.no_grad(),
                 _removed([self._blocks[self._number].register_forward_hook(stop)]),
                 suppress(_StopForward),
             ):

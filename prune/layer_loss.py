@@ -33,7 +33,7 @@ def losses_without(model: nn.Module, structure: Structure, batches: Callable[[],
         objective: The loss of a batch.
     """
     sums_L, rows = torch.zeros(structure.depth, dtype=torch.float64), 0
-    with torch.inference_mode():
+    with torch.no_grad():
         for batch in batches():
             for block in range(structure.depth):
                 with masked(model, structure, {(block, "layer"): _closed}):

@@ -151,7 +151,7 @@ def gram_matrices(model: nn.Module, structure: Structure, layers: Sequence[str],
 
     handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in layers]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for batch in batches:
                 masks[:] = token_masks(model, structure, batch.features)
                 model(**batch.features)

@@ -46,7 +46,7 @@ def prove(model: nn.Module, structure: Structure, kept: KeptUnits, batch: Batch,
     closed: dict[Any, Gate] = {(block, "layer"): lambda training: torch.zeros(()) for block in gone}
     config: PreTrainedConfig = model.config
     about = f"a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons"
-    with torch.inference_mode():
+    with torch.no_grad():
         with silenced_all(model, structure, HookPoints.of(model, structure), some), masked(model, structure, closed):
             expected = forward(model, few)
         try:

@@ -21,7 +21,7 @@ from foundation.training.train import Batch
 from prune.hook_points import HookPoints, token_masks
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> list[list[float]]:
     """Returns the load of every expert, by block; an empty list for a block without experts.
 

@@ -83,7 +83,7 @@ def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> S
     from prune.selection import Scores
 
     seen = _ActivationSums(model, structure)
-    with torch.inference_mode():
+    with torch.no_grad():
         for batch in batches():
             seen.masks = token_masks(model, structure, batch.features)
             model(**batch.features)

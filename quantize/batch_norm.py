@@ -139,7 +139,7 @@ def find_pairs(model: nn.Module, layers: Collection[str], features: Mapping[str,
     handles += [module.register_forward_pre_hook(keep_input(name)) for name, module in norms.items()]
     readers = _Readers()
     try:
-        with torch.inference_mode(), readers:
+        with torch.no_grad(), readers:
             forward(model, features)
     finally:
         for handle in handles:

@@ -93,7 +93,7 @@ def _means(modules: Mapping[str, nn.Module], model: nn.Module, batches: Batches,
     observer = _Observer(modules)
     handles = [module.register_forward_hook(observer.hook(name)) for name, module in modules.items()]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for features in batches():
                 observer.start_batch(features)
                 try:

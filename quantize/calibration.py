@@ -297,7 +297,7 @@ def collect(
     observer = _Observer(make, smooth or {})
     handles = [layer.register_forward_pre_hook(observer.hook(name)) for name, layer in layers.items()]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for features in batches:
                 observer.start_batch(features)
                 forward(model, features)

@@ -67,7 +67,7 @@ def unused_layers(model: nn.Module, layers: Mapping[str, Layer], features: Mappi
     return [name for name, gradient in zip(added, gradients, strict=True) if gradient is None and name in ran]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _inputs(
     model: nn.Module,
     layers: Mapping[str, Layer],

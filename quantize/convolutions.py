@@ -120,7 +120,7 @@ def _run(
 
     handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
     try:
-        with torch.inference_mode(), _Names() as names:
+        with torch.no_grad(), _Names() as names:
             forward(model, features)
     finally:
         for handle in handles:

@@ -42,7 +42,7 @@ def tokens_routed(
 
     handles = [module.register_forward_pre_hook(count(name, module), with_kwargs=True) for name, module in found.items()]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for features in batches:
                 forward(model, features)
     finally:

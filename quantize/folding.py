@@ -278,7 +278,7 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
     handles = [own[name].register_forward_hook(record_output(name), with_kwargs=True) for name in norms]
     handles += flow.frames.follow(model)
     try:
-        with torch.inference_mode(), _Recorder(flow):
+        with torch.no_grad(), _Recorder(flow):
             flow.outputs = list(tensors_in(forward(model, features)))
     finally:
         for handle in handles:
@@ -314,7 +314,7 @@ def _scales(module: nn.Module, args: Arguments, kwargs: Keywords, output: Tensor
     if any(weight.shape != output.shape[-1:] for weight in weights.values()):
         return False
     factor_C = torch.linspace(0.5, 2, output.shape[-1], device=output.device)
-    with torch.inference_mode():
+    with torch.no_grad():
         divided = torch.func.functional_call(module, {name: weight / factor_C for name, weight in weights.items()}, args, kwargs)
         expected = module(*args, **kwargs) / factor_C
     return torch.allclose(divided, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))

@@ -155,7 +155,7 @@ def observe(
     batch: dict[str, Tensor] = {}
     products = {name: _AttentionObserver(name, batch) for name in attention_modules(model)} if attention else {}
     residuals = {name: _ResidualObserver(f"{name}/residual", batch) for name in layers} if residual else {}
-    with torch.inference_mode(), placed(model, products, residuals):
+    with torch.no_grad(), placed(model, products, residuals):
         for features in batches:
             batch.clear()
             batch.update(features)
@@ -223,7 +223,7 @@ def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: F
         raise InputError(
             key, f"{kind} does not call attention through Transformers' registry, so its products cannot be int8", remedy="give false"
         )
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = real_rows(forward(model, features), features)
         with placed(model, {name: Int8Attention(name, None, None) for name in modules}, {}):
             found = real_rows(forward(model, features), features)

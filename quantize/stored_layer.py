@@ -155,7 +155,7 @@ class _Runs:
     def finish(self, layer: nn.Module) -> None:
         """Advances the hidden states of all rows unless an earlier pass did."""
         if not self.advanced:
-            with torch.inference_mode():
+            with torch.no_grad():
                 for inputs in self.feed():
                     self.advance(layer, inputs)
 
@@ -163,7 +163,7 @@ class _Runs:
         """Returns the folds inside the layer."""
         batch = self._batches[0]
         rows = {name: value.expand(max(2, len(value)), *value.shape[1:])[TRACED] for name, value in batch.inputs.items()}
-        with torch.inference_mode():
+        with torch.no_grad():
             args, kwargs = self._model.arguments(self._index, {name: value for name, value in rows.items() if name != HIDDEN})
         return find_folds(self._model.shape, rows, lambda _, inputs: self._layer(inputs[HIDDEN], *args, **kwargs))
 
@@ -320,7 +320,7 @@ def _write_learned(
         del collected  # so that each H is freed as soon as its layers are done
         for unit in (unit for unit in units if unit[0] in names):
             found = moments.pop(group_of[unit[0]])
-            with torch.inference_mode():
+            with torch.no_grad():
                 hessian_II = found.product_II.div_(max(1, found.total))
             del found
             codes = _codes(model, unit, scales, hessian_II, settings.rounding)

@@ -80,6 +80,13 @@ def test_only_the_kernels_need_the_triton_language() -> None:
     assert [name for name in found if not name.startswith(("export.kernels.", "export.fused."))] == []
 
 
+def test_no_model_that_is_trained_later_runs_in_inference_mode() -> None:
+    """Some models of Transformers cache tensors between calls (BEiT, DETR); training cannot use what inference mode has made."""
+    found = [name for name, path in MODULES.items() if "inference_mode()" in path.read_text(encoding="utf-8")]
+    assert "export.engines.torch" in found
+    assert [name for name in found if not name.startswith("export.")] == []
+
+
 @cache
 def strings(path: Path) -> set[str]:
     """Returns the texts in a file that are not docstrings."""

@@ -10,7 +10,6 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,13 +41,6 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, 
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports
     return model
-
-
-def without_gradients(model: nn.Module) -> AbstractContextManager[object]:
-    """Returns the context manager for inference: `inference_mode`, or `no_grad` for a divided model, which keeps tensors between calls."""
-    import torch
-
-    return torch.no_grad() if any(map(is_sharded, model.parameters())) else torch.inference_mode()
 
 
 def skeleton(model: nn.Module) -> nn.Module:

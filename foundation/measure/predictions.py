@@ -14,7 +14,6 @@ from foundation.core.arrays import Array
 from foundation.core.progress import Progress
 from foundation.labels.tasks import TASKS, Task
 from foundation.machine.process import freed_memory_returned
-from foundation.machine.sharding import without_gradients
 from foundation.measure.answers import compressed, gathered
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
@@ -57,7 +56,7 @@ def _of_batches(
     seen: set[int] = set()
     with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
         for indices, features in preprocessor.batches(rows, batch_size):
-            with without_gradients(model):
+            with torch.no_grad():
                 logits = forward(model, {name: torch.from_numpy(value) for name, value in features.items()}).cpu().numpy()
             yield indices, logits
             if advance is not None:
@@ -91,7 +90,7 @@ def predict_streamed(
     """Like `predict`, for a checkpoint that is streamed from its files layer by layer."""
 
     model = StreamedModel(folder)
-    with freed_memory_returned(), torch.inference_mode():
+    with freed_memory_returned(), torch.no_grad():
         batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
         order = range(len(model))
         for index in progress.track(order, "predict", len(model)) if progress else order:

@@ -39,7 +39,7 @@ def answered(model: PreTrainedModel, sources: Sequence[Ids], beams: int, tokens:
         ids = torch.zeros_like(mask)
         ids[mask.bool()] = torch.from_numpy(np.concatenate([sources[index] for index in chosen]).astype(np.int64))
         settings = {"max_new_tokens": tokens, "num_beams": beams}
-        with torch.inference_mode(), quiet():
+        with torch.no_grad(), quiet():
             found = generate(model, ends, settings, input_ids=ids.to(device), attention_mask=mask.to(device))
         for index, row in zip(chosen, found[:, 1:].cpu().numpy().astype(np.int32), strict=True):
             stop = next((at + 1 for at, token in enumerate(row.tolist()) if token in ends), len(row))

@@ -238,7 +238,7 @@ class StreamedModel:
         counts = [features["input_ids"].numel() for _, features in found]
         pool = hidden_pool(sum(counts) * width, scratch)
         batches, used = [], 0
-        with torch.inference_mode():
+        with torch.no_grad():
             for (indices, features), count in zip(found, counts, strict=True):
                 first = self.embed(features)
                 used += first.numel()

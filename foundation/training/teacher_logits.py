@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from foundation.artifacts.artifact import digest, writing
 from foundation.artifacts.store import holding
-from foundation.machine.sharding import without_gradients
 from foundation.models.forward import device_of, forward, on_device
 from foundation.stage.context import Context
 from foundation.training.precision import autocast_dtype, dtype_for
@@ -92,7 +91,7 @@ def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, contex
     team, device = context.team.without_pipeline, device_of(model)
     order = np.argsort(-rows.lengths, kind="stable")
     all_logits: Tensor | None = None
-    with without_gradients(model), context.progress.bar(f"{label}: teacher", len(order)) as advance:
+    with torch.no_grad(), context.progress.bar(f"{label}: teacher", len(order)) as advance:
         for start in range(BATCH_SIZE * team.data_rank, len(order) + BATCH_SIZE * team.data_rank, BATCH_SIZE * team.data_size):
             mine = order[start : start + BATCH_SIZE]
             indices = mine if len(mine) else order[:1]  # a sharded model runs only if all processes run it together

@@ -84,10 +84,12 @@ class Int8Function(torch.autograd.Function):
         ctx.save_for_backward(x, input_scale, weight_scale_O, smooth_I, *kept_OI)
         ctx.fixed, ctx.inputs = fixed, inputs * (rows.processes if rows else 1)
         accumulated_NO = int8_matmul(codes_NI, codes_OI)
-        y_NO = (rows.total(accumulated_NO) if rows else accumulated_NO).float().mul_(input_scale * weight_scale_O)
+        y = torch.empty((*x.shape[:-1], outputs), dtype=torch.float32, device=x.device)  # no view: models scale queries in place
+        y_NO = y.view(-1, outputs)
+        torch.mul(rows.total(accumulated_NO) if rows else accumulated_NO, input_scale * weight_scale_O, out=y_NO)
         if bias_O is not None:
             y_NO += bias_O
-        return y_NO.reshape(*x.shape[:-1], outputs).to(fixed.products)
+        return y.to(fixed.products)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.machine.device import computing_device
-from foundation.machine.sharding import without_gradients
 from foundation.models.architecture.context import check_context
 from foundation.models.architecture.origin import Origin
 from foundation.models.architecture.split import check_split
@@ -239,7 +238,7 @@ class Distilled(nn.Module):
         rows = torch.from_numpy(batch.indices).to(batch.labels.device)
         if self.logits is not None and not self.logits[rows].isnan().any():
             return self.logits[rows]
-        with without_gradients(self.teacher[0]):
+        with torch.no_grad():
             answers_bC = forward(self.teacher[0], self.features(batch))
         answers_bC = answers_bC.clone()  # a tensor from inference mode cannot be part of a loss
         if self.logits is not None:

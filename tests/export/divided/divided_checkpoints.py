@@ -60,7 +60,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Any]] = {
         transformers.AutoModelForCausalLM,
     ),
     "qwen3-moe": (
-        lambda: transformers.Qwen3MoeConfig(**DECODER, head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2),
+        lambda: transformers.Qwen3MoeConfig(**DECODER, head_dim=8, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
         transformers.AutoModelForCausalLM,
     ),
 }

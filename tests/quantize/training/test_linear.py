@@ -65,6 +65,21 @@ def gradients(case: Problem, pact: bool = False, products: torch.dtype = torch.f
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3)])
+def test_models_may_change_the_output_in_place(shape: tuple[int, ...], products: torch.dtype) -> None:
+    """Longformer of Transformers divides its queries in place."""
+    case = problem(6, 5, 4)
+    expected = gradients(case, products=products)
+    leaves = [value.clone().requires_grad_() for value in case[:5]]
+    y = int8(leaves[0].reshape(*shape, 5), *leaves[1:], case.largest, False, products)
+    assert y.shape == (*shape, 4)
+    y *= 2
+    y.backward(case.gradient_NO.reshape(y.shape).to(y.dtype) / 2)
+    for leaf, one in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, one)
+
+
 def slope_of(v: float, low: int, high: int, pact: bool) -> float:
     """Equation 3 of LSQ, and what PACT has in its place."""
     if v <= low:
