@@ -25,18 +25,26 @@ MOST_JSON = 2**28
 """Bytes of a JSON file of a model folder."""
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, *, constants: bool = False) -> Any:
     """Returns the value of a JSON text.
+
+    Args:
+        data: The text in UTF-8.
+        constants: Whether NaN and Infinity are allowed, which Python writes and RFC 8259 does not know.
 
     Raises:
         ValueError: It is not JSON in UTF-8, or an escape in it is half a character, which no tokenizer and no file can hold.
         RecursionError: It is nested too deeply.
     """
     text = data.decode("utf-8")
-    value = json.loads(text)
+    value = json.loads(text, parse_constant=None if constants else _refuse_constant)
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def read_json(file: Path, key: str) -> dict[str, Any]:
@@ -46,7 +54,7 @@ def read_json(file: Path, key: str) -> dict[str, Any]:
         InputError: The file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        value = parse_json(read_plain(file, MOST_JSON, f"{key}: {file}"))
+        value = parse_json(read_plain(file, MOST_JSON, f"{key}: {file}"), constants=True)  # configs hold Infinity
     except InputError:
         raise
     except FileNotFoundError as error:

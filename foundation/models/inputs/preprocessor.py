@@ -164,7 +164,7 @@ def _unreadable(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = parse_json(read_plain(path, MOST_JSON))
+        value = parse_json(read_plain(path, MOST_JSON), constants=True)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:

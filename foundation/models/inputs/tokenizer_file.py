@@ -90,19 +90,20 @@ def _tokenizer_file(folder: Path, embeds: bool, state: Stamps) -> TokenizerFile:
     settings, notes = settings_of(folder), list[str]()
     if (folder / FILE).is_file():
         text = _checked(folder, read_plain(folder / FILE, MOST_TOKENIZER))
-        parts = json.loads(text)
+        own = Tokenizer.from_str(text).to_str()  # every part with its type and all its fields, which a file may leave out
+        parts = json.loads(own)
         for name in (*NORMALIZERS, "tokenize_chinese_chars", "add_prefix_space"):
             notes += _applied(folder, parts, name, settings)
         notes += _added(folder, parts, settings)
         notes += _ends(folder, text, settings)
     else:
         made = from_class(folder)
-        parts, text = json.loads(made.backend_tokenizer.to_str()), ""
+        parts, text, own = json.loads(made.backend_tokenizer.to_str()), "", ""
         notes.append(f"{folder.name} has no {FILE}: {type(made).__name__} of Transformers makes it from the vocabulary")
     if embeds and _sentences_are_lowercased(folder):
         parts["normalizer"] = _chain([{"type": "Lowercase"}, *_links(parts["normalizer"])], "normalizers")
         notes.append(f"{SENTENCES}: do_lower_case: applied to {FILE}")
-    if text and json.loads(text) == parts:
+    if own and json.loads(own) == parts:
         return TokenizerFile(text, tuple(notes), unchanged=True)
     return TokenizerFile(_checked(folder, json.dumps(parts, ensure_ascii=False, indent=2).encode()), tuple(notes), unchanged=False)
 
@@ -189,7 +190,7 @@ def _unlike_class(folder: Path, used: TokenizerFile, state: Stamps) -> str | Non
     theirs.no_padding()
     words = sorted(own.get_vocab(), key=lambda word: own.get_vocab()[word])[:200] if own.get_vocab_size() < 1000 else []
     for probe in (*PROBES, " ".join(words), " ".join(words).title()):
-        if own.encode(probe).ids != _ids(theirs, probe):
+        if _ids(own, probe) != _ids(theirs, probe):
             name = type(made).__name__
             return (
                 f"{FILE} is used, and {name} of Transformers encodes some texts otherwise, such as {shown(probe)}: "

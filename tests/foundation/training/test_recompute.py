@@ -23,8 +23,8 @@ from tests.seldom import seldom
 
 KINDS: tuple[Checkpointing, ...] = ("full", "selective")
 USUAL = ("bert", "deberta-v2", "vit", "llama", "mixtral", "t5")
-ROUNDED = {"gpt2", "gpt2 (classification)", "gpt_neo", "gptj", "nystromformer", "t5", "mt5"}
-"""Models whose gradients are added up in another order."""
+ROUNDED = {"gpt2", "gpt_neo", "gptj", "nystromformer", "t5", "mt5"}
+"""Models whose gradients are added up in another order, in each of their forms."""
 
 
 def config_of(architecture: Architecture) -> Any:
@@ -67,7 +67,7 @@ def test_a_step_is_the_same_or_refused_before(name: str) -> None:
         assert torch.equal(mine[0], logits)
         assert mine[1].keys() == gradients.keys()
         for key, gradient in gradients.items():
-            torch.testing.assert_close(mine[1][key], gradient, rtol=0, atol=1e-4 if name in ROUNDED else 0, msg=key)
+            torch.testing.assert_close(mine[1][key], gradient, rtol=0, atol=1e-4 if name.partition(" (")[0] in ROUNDED else 0, msg=key)
         assert all(torch.equal(buffer, buffers[key]) for key, buffer in mine[2].items())
         assert "forward" not in {attribute for module in model.modules() for attribute in vars(module)}
 

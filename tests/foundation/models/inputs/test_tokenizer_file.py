@@ -21,7 +21,7 @@ from foundation.models.config import ModelConfig
 from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.inputs.tokenizer import load_tokenizer, target_engine
-from foundation.models.inputs.tokenizer_file import FILE, SETTINGS, class_inputs, tokenizer_file, unlike_class, write_tokenizer
+from foundation.models.inputs.tokenizer_file import FILE, SETTINGS, class_inputs, settings_of, tokenizer_file, unlike_class, write_tokenizer
 from tests import tiny_embedding
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -244,3 +244,11 @@ def test_an_import_keeps_that_sentences_are_lowercased(tmp_path: Path) -> None:
     plain = Tokenizer.from_file(str(source / "tokenizer.json"))
     assert prepared.encode(["Good FILM"], 0)["input_ids"].tolist() == [plain.encode("good film").ids] != [plain.encode("Good FILM").ids]
     assert json.loads((out / "sentence_bert_config.json").read_text())["do_lower_case"] is False  # its tokenizer.json does it
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_settings_hold_only_numbers_of_json(value: str, tmp_path: Path) -> None:
+    """Python's own reader takes these, and the checkpoint could not be written again."""
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": [{value}]}}', encoding="utf-8")
+    with pytest.raises(InputError, match=rf"tokenizer_config.json: .*{value} is no JSON number"):
+        settings_of(tmp_path)
