@@ -19,7 +19,7 @@ from compress.run.cache import cache_key
 from compress.run.disk import Variant, default_builds, predicted_bytes
 from compress.run.durations import NO_TIME, Expected
 from compress.run.expected import parts_of
-from compress.run.implicit import Evaluate, is_variant
+from compress.run.implicit import is_variant
 from compress.run.inputs import mean_share
 from compress.run.memory import engine_count, memory_of
 from compress.run.pace import seconds_of_one
@@ -33,12 +33,17 @@ from foundation.core.errors import InputError
 from foundation.labels.tasks import num_classes
 from foundation.models.importing import check_model
 from foundation.models.inputs.tokenizer import resolve_tokenizer
-from foundation.models.size import Counts, count
+from foundation.models.library import depths_of
+from foundation.models.size import Counts, Passes, count
 from foundation.stage.context import Context
 from foundation.stage.stage import REUSED, Stage, input_named, lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+UNKNOWN_DEPTH = 12
+"""Layers of a model whose config does not state them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
-    steps, macs, first = plan_steps(recipe), size.macs, size
+    steps, first = plan_steps(recipe), size
     padded = mean_share(recipe.model, checked.config, tokenizer, context)
     behind = lines(steps)
     variants: dict[str, Variant] = {}
@@ -91,18 +96,18 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     for step in steps:
         if (named := input_named(step)) is not None:
             name = next(iter(variants)) if named == "baseline" else named
-            config, size, macs = variants[name].config, sizes[name], sizes[name].macs
-        work, after = step.work(macs, context.data), step.config_after(config)
+            config, size = variants[name].config, sizes[name]
+        before, after, layers = size.macs, step.config_after(config), sum(depths_of(config) or (UNKNOWN_DEPTH,))
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
+        work = step.work(Passes(before, size.macs, layers), context.data)
         lineage: tuple[Stage, ...] = ()
         if is_variant(step, steps):
             lineage = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
             variants[str(step.id)], sizes[str(step.id)] = Variant(config, lineage), size
-        macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
         made = size if step.PRODUCES == "checkpoint" else None
         disk = predicted_bytes(step, config, variants, context)
-        parts = parts_of(step, padded * work, macs, padded, disk, variants, context)
+        parts = parts_of(step, padded * work, size.macs, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
         planned.append(PlannedStep(step, None, made, config, lineage, disk, work, parts, memory))

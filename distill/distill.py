@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distill.steps import Steps
     from foundation.data.splits import Data
     from foundation.machine.parallel import Team
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
     from foundation.training.distillation.objective import Objective
     from foundation.training.history import History
@@ -63,11 +64,12 @@ class Distill(DistillSettings):
                 digests[name] = digest(read_plain(text, f"{self.key}.{name}", context.progress.log))
         return digests or None
 
-    def work(self, macs: int, data: Data) -> float:
-        """Forward and backward passes (1 : 2) for every row of every epoch, the teachers' forward passes, and the selection split.
+    def work(self, passes: Passes, data: Data) -> float:
+        """The student's forward and backward passes (1 : 2) over every row of every epoch, its passes over the selection split, and the
+        teachers' forward passes.
 
-        Teachers with cached logits run once over the rows; a teacher of which more is captured, or that runs on masked or mixed rows, runs
-        in every epoch.
+        A teacher counts as the input model. Teachers with cached logits run once over the rows; a teacher of which more is captured, or
+        that runs on masked or mixed rows, runs in every epoch.
         """
         from distill.plain_text import read_plain
         from foundation.stage.stage import teachers_named
@@ -85,7 +87,7 @@ class Distill(DistillSettings):
         sampled = self.on_policy.share if self.on_policy else 0.0
         again = float(self.micro_batch_size is not None and self.micro_batch_size < self.batch_size and self._compares(data))
         trained = (3.0 + sampled + again) * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
-        return macs * (self.epochs * (trained + selection) + teacher_passes * rows)
+        return passes.after * self.epochs * (trained + selection) + passes.before * teacher_passes * rows
 
     def _compares(self, data: Data) -> bool:
         """Whether a loss compares the rows of a batch; micro-batches are then run forward twice."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from foundation.data.splits import Data
     from foundation.models.architecture.structure import Sizes, Structure
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
     from prune.latency.budget import LatencyBudget
     from prune.surgery import KeptUnits
@@ -56,16 +57,18 @@ class Prune(PruneSettings):
         settings = context.measure_latency.settings if context.measure_latency else None
         return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
-    def work(self, macs: int, data: Data) -> float:
-        """Forward and backward passes over calibration rows, passes for a dozen skipped or scanned layers, and the training."""
+    def work(self, passes: Passes, data: Data) -> float:
+        """Forward and backward passes over calibration rows, passes for skipped and scanned layers, and the training of what is left."""
         from prune.methods import is_learned
         from prune.sensitivity import SCAN_ROWS, SHARES
 
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
-        trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
+        trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs if self.recover else 0.0
+        teacher = len(data.train) if self.recover else 0
         masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
-        skipped = 12.0 * rows * (self.layer_score == "loss")
-        return macs * (len(self.shares) * (4.0 * rows + skipped + 12 * 2 * len(SHARES) * scanned) + trained + masks)
+        skipped = passes.layers * rows * (self.layer_score == "loss")
+        looked = len(self.shares) * (4.0 * rows + skipped + passes.layers * 2 * len(SHARES) * scanned)
+        return passes.before * (looked + masks + teacher) + passes.after * trained
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks before the first stage runs whether this model can be pruned with these settings.

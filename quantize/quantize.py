@@ -25,10 +25,11 @@ from quantize.settings import QuantizeSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
 
-PASSES_PER_SCAN = 150  # of an encoder with 36 layers
-PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
+PASSES_PER_SCAN = 25  # for each layer of the model, which has 6 quantized ones
+PASSES_PER_SITES = 8  # for each layer: 2 products, 2 residuals
 
 
 class Quantize(QuantizeSettings):
@@ -50,8 +51,8 @@ class Quantize(QuantizeSettings):
         metric = {"metric": context.goals.metric} if counted and context.goals.metric is not None else {}
         return {"weight_bits": self.bits(context), **goal, **metric}
 
-    def work(self, macs: int, data: Data) -> float:
-        """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over
+    def work(self, passes: Passes, data: Data) -> float:
+        """Forward passes over calibration rows (one for ranges, one for smoothing, some for rounding, two per layer for biases) and over
         selection rows (one per trial), plus forward and backward passes (1 : 2) for training."""
         from foundation.measure.closeness import TRIAL_ROWS
         from quantize.choices import METHODS
@@ -60,12 +61,14 @@ class Quantize(QuantizeSettings):
 
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
         learned = {"nearest": 0, "gptq": 9, "adaround": 36}[self.rounding] + 3 * self.awq
-        passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
+        calibrated = 1 + (self.smoothing is not None) + learned + bool(self.attention or self.residual)
+        calibrated += 2 * passes.layers * self.bias_correction
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
-        scanned = SCAN_ROWS * PASSES_PER_SCAN * self.scans
-        scanned += SCAN_ROWS * PASSES_PER_SITES * ("auto" in (self.attention, self.residual))
+        scanned = passes.layers * SCAN_ROWS * PASSES_PER_SCAN * self.scans
+        scanned += passes.layers * SCAN_ROWS * PASSES_PER_SITES * ("auto" in (self.attention, self.residual))
         trained = 3.0 * self.qat.epochs * len(data.train) * (self.mode != "ptq")
-        return float(macs) * (rows * passes + min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials + scanned + trained)
+        tried = min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials
+        return float(passes.before) * (rows * calibrated + tried + scanned + trained)
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""

@@ -9,7 +9,7 @@ The amounts follow from the recipe, the data and the shapes of the model. What o
     macs     multiply-accumulates (`Stage.work`)
     bytes    bytes that the step writes
     builds   graphs that export traces
-    engines  engines that are built, evaluated and opened
+    engines  engines, in each of their modes, that are built, evaluated and opened
     sampled  seconds of samples, and of answers of the server, if the engines compute `REFERENCE_SPEED` multiply-accumulates a second
     served   models that a server is started with
     asked    rows that the server answers
@@ -23,6 +23,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Latency, Source, shapes
 from export.export import Export
+from export.parity.rows import GATE_ROWS
 from foundation.core.engines import REFERENCE
 from foundation.measure.race import BLOCKS
 from foundation.stage.context import Context
@@ -31,7 +32,7 @@ from triton_repo.client import LOAD_REQUESTS, LOAD_SECONDS
 from triton_repo.triton_repo import TritonRepo
 
 MODES = 1.5
-"""Modes in which an engine is timed, on average: also with a 16-bit float part, where the processor supports it."""
+"""Modes of an engine, on average: static and dynamic, or also with a 16-bit float part where the processor supports it."""
 
 
 def parts_of(
@@ -52,8 +53,9 @@ def parts_of(
         builds = len(default_builds(variants, context))
         engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
-            rows = padded * macs * len(context.data.evaluation) * engines
-            return {"start": 1, "builds": builds, "engines": engines, "macs": rows, "bytes": disk_bytes}
+            judged = MODES * engines
+            rows = len(context.data.evaluation) + min(GATE_ROWS, len(context.data.selection))
+            return {"start": 1, "builds": builds, "engines": judged, "macs": padded * macs * rows * judged, "bytes": disk_bytes}
         if isinstance(step, Latency):
             timed = 2 + MODES * engines
             return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
@@ -86,7 +88,7 @@ CALL_S = 1e-3
 """Seconds of a call besides its multiply-accumulates, on average over the engines."""
 WARM_UP_CALLS, WARM_UP_S = 5, 0.15
 """What the warm-ups of all turns at a shape take at least."""
-MORE_TURNS = 1.5
+MORE_TURNS = 5.0
 """Turns that a shape takes beyond those of the race, on average, because its figures are not close enough yet."""
-REFERENCE_SPEED = 2e10
+REFERENCE_SPEED = 3.5e10
 """Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

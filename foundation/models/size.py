@@ -44,6 +44,18 @@ class Counts:
         return 2 * self.macs
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Cost of forward passes of a stage's models, for the prediction of its time."""
+
+    before: int
+    """MACs of the input model for one row."""
+    after: int
+    """MACs of the output model for one row."""
+    layers: int
+    """Transformer layers of the input model, of all stacks together."""
+
+
 _known: dict[Hashable, Counts] = {}
 """Cache of counts: one takes a tenth of a second, and the steps of a plan need the same few models."""
 

@@ -21,6 +21,7 @@ from foundation.machine.parallel import ALONE, Team
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
 
 REUSED = "reused"
@@ -91,14 +92,14 @@ class Stage(Config):
         """
         return config
 
-    def work(self, macs: int, data: Data) -> float:
+    def work(self, passes: Passes, data: Data) -> float:
         """Returns the work of the stage in multiply-accumulates; the predicted time is a linear function of it.
 
         Args:
-            macs: Multiply-accumulates of the model for one row.
+            passes: Multiply-accumulates of a forward pass of the input model and of the output model.
             data: The data of the run.
         """
-        return float(macs) * len(data.evaluation)
+        return float(passes.after) * len(data.evaluation)
 
     def reuses(self, context: Context) -> bool:
         """Returns whether parts of the output will be taken from earlier runs, as far as the present checkpoints show: the stage

@@ -29,6 +29,7 @@ from foundation.training.settings import LearningRate, RowsInMemory, TrainingSet
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
 
 
@@ -62,7 +63,7 @@ class Finetune(TrainingSettings, Stage):
         """All processes train."""
         return processes
 
-    def work(self, macs: int, data: Data) -> float:
+    def work(self, passes: Passes, data: Data) -> float:
         """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split.
 
         Micro-batches whose rows are compared with each other run forward twice.
@@ -71,7 +72,7 @@ class Finetune(TrainingSettings, Stage):
 
         parted = (self.micro_batch_size or self.batch_size) < self.batch_size
         again = parted and self.loss not in get_args(OrderLoss) and compares_rows(cast("PairLoss | None", self.loss), data.train.labels)
-        return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
+        return passes.after * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from foundation.data.splits import Data
+    from foundation.models.size import Passes
     from foundation.stage.context import Context
     from foundation.training.train import Objective
     from prune.choices import Recover
@@ -56,11 +57,11 @@ class Sparsify(SparsifySettings):
 
     VERSION: ClassVar[int] = 5
 
-    def work(self, macs: int, data: Data) -> float:
+    def work(self, passes: Passes, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
         epochs = (self.learning.epochs if self.learns else 0.0) + (self.recover.epochs if self.recover else 0.0)
         looked = 6.0 * min(self.rows, len(data.train)) * (self.method in ("wanda", "sparsegpt"))
-        return macs * (looked + (3.0 * len(data.train) + len(data.selection)) * epochs)
+        return passes.before * (looked + (3.0 * len(data.train) + len(data.selection)) * epochs)
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks before the first stage runs whether this model can be sparsified with these settings.

@@ -23,6 +23,7 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
+from foundation.models.size import Passes
 from foundation.stage.context import Context
 from foundation.training.distillation import objective
 from foundation.training.distillation.teacher import match_inputs
@@ -282,16 +283,16 @@ def test_work_counts_student_and_teacher(make_context: Contexts) -> None:
     data = make_context().data
 
     def work(**changes: Any) -> float:
-        return Distill(epochs=2, fraction=0.5, **changes).work(10, data)
+        return Distill(epochs=2, fraction=0.5, **changes).work(Passes(before=10, after=4, layers=2), data)
 
-    student = 2 * (3 * 24 + 20)
-    assert work() == 10 * (student + 24)  # answers are kept
-    assert work(loss="hard_target") == 10 * student
-    assert work(teacher=("baseline", "input", "x/y")) == 10 * (student + 3 * 24)
+    student = 4 * 2 * (3 * 24 + 20)
+    assert work() == student + 10 * 24  # answers are kept
+    assert work(loss="hard_target") == student
+    assert work(teacher=("baseline", "input", "x/y")) == student + 10 * 3 * 24
     for loss in ("minilm", "pkd", "relational"):
-        assert work(loss=loss) == 10 * (student + 2 * 24)
-    assert work(loss="mixkd") == 10 * (2 * (2 * 3 * 24 + 20) + 2 * 24)
-    assert work(augment={}) == 10 * (2 * (3 * 48 + 20) + 2 * 48)
+        assert work(loss=loss) == student + 10 * 2 * 24
+    assert work(loss="mixkd") == 4 * 2 * (2 * 3 * 24 + 20) + 10 * 2 * 24
+    assert work(augment={}) == 4 * 2 * (3 * 48 + 20) + 10 * 2 * 48
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from foundation.data.splits import Data, Split
 from foundation.labels import text_groups, vectors
 from foundation.labels.value import Numbers
 from foundation.machine.parallel import ALONE
+from foundation.models.size import Passes
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
 from tests.distill import processes, rows_together
@@ -121,12 +122,13 @@ def test_rows_that_run_forward_twice_are_more_work() -> None:
     split, none = Split([""] * 40, text_groups.labels_of(groups)), Split([], Numbers(np.zeros(0, np.float32)))
     scored = Split([""] * 40, vectors.labels_of(np.ones(20)))
     data, of_scores = Data(split, none, none, ("score",)), Data(scored, none, none, ("score",))
-    assert Finetune(epochs=1, batch_size=8).work(1, data) == 120
-    assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(1, data) == 160
-    assert Finetune(epochs=1, batch_size=8, micro_batch_size=8).work(1, data) == 120
-    assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(1, of_scores) == 120
+    one = Passes(before=1, after=1, layers=2)
+    assert Finetune(epochs=1, batch_size=8).work(one, data) == 120
+    assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(one, data) == 160
+    assert Finetune(epochs=1, batch_size=8, micro_batch_size=8).work(one, data) == 120
+    assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(one, of_scores) == 120
     student, soft = cast("Any", {"layers": 1}), cast("Any", {"name": "soft_target"})
-    assert Distill(student=student, epochs=1, batch_size=8, loss="similarity").work(1, data) == 160  # with the teacher's pass
-    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, loss="similarity").work(1, data) == 200
-    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft]).work(1, data) == 160
-    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft], hard_weight=1).work(1, data) == 200
+    assert Distill(student=student, epochs=1, batch_size=8, loss="similarity").work(one, data) == 160  # with the teacher's pass
+    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, loss="similarity").work(one, data) == 200
+    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft]).work(one, data) == 160
+    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft], hard_weight=1).work(one, data) == 200

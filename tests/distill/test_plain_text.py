@@ -20,6 +20,7 @@ from distill.plain_text import PlainText, new_rows, packed, read_plain
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
 from foundation.models.inputs.tokenizer import load_tokenizer
+from foundation.models.size import Passes
 from foundation.stage.context import Context
 from foundation.training.train import Batch
 from tests.distill.conftest import WORDS, write_tokenizer
@@ -283,7 +284,7 @@ def test_the_key_of_a_stage_knows_the_text(extra: Path, make_context: Contexts) 
     context = make_context()
     stage = small(extra_text={"path": str(extra)})
     before = stage.depends(context)
-    assert stage.work(10, context.data) == 10 * (3 * 88 + 20 + 88)  # as it is read, 40 rows
+    assert stage.work(Passes(10, 10, 2), context.data) == 10 * (3 * 88 + 20 + 88)  # as it is read, 40 rows
     extra.write_text(extra.read_text() + "more\n")
     assert stage.depends(context) != before
     assert small().depends(context) is None

@@ -23,6 +23,7 @@ from foundation.measure.closeness import distance
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
+from foundation.models.size import Passes
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import Int8Linear, weight_bits
 from foundation.stage.context import Context
@@ -271,8 +272,8 @@ def test_everything_at_once_is_told_in_json(vit: Artifact, image_context: Contex
 
 def test_work_grows_with_the_passes(context: Context) -> None:
     plain, more = Quantize(smoothquant=False), Quantize(smoothquant=True, calibration={"method": "auto"}, bias_correction=True)
-    assert plain.work(10, context.data) >= 10 * (200 + 40)
-    assert more.work(10, context.data) > plain.work(10, context.data)
+    assert plain.work(Passes(10, 10, 2), context.data) >= 10 * (200 + 40)
+    assert more.work(Passes(10, 10, 2), context.data) > plain.work(Passes(10, 10, 2), context.data)
 
 
 def test_smoothing_is_a_flag_or_a_map() -> None:

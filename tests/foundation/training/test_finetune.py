@@ -20,6 +20,7 @@ from foundation.labels.value import Numbers
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
+from foundation.models.size import Passes
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from foundation.training.state import rows_digest
@@ -88,7 +89,7 @@ def test_label_smoothing_needs_classes(tiny_bert: Path, context: Context, tmp_pa
 
 
 def test_work_grows_with_rows_and_epochs(context: Context) -> None:
-    assert Finetune(epochs=2).work(10, context.data) == 10 * 2 * (3 * 64 + 20)
+    assert Finetune(epochs=2).work(Passes(10, 10, 2), context.data) == 10 * 2 * (3 * 64 + 20)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
