@@ -424,7 +424,7 @@ def files_without_header(*names: str) -> list[dict[str, Any]]:
                 "columns": {"text": "sentence"},
                 "files": {"train": "train.tsv.gz", "test": ["dev.tsv", *files_without_header("sentence_level_test.tsv")]},
             },
-            (65349, 2000, 2693),
+            (65343, 2000, 2693),
         ),
         (
             "mrpc",
@@ -446,7 +446,7 @@ def files_without_header(*names: str) -> list[dict[str, Any]]:
                     "test": {"file": "sts-test.tsv", "header": False, "columns": {"text": 5, "text_pair": 6, "label": 4}},
                 },
             },
-            (5743, 1498, 1379),
+            (5734, 1498, 1379),
         ),
         ("cifar10", "image-classification", {"files": {"train": "subset_train.tar.gz", "test": "subset_test.tar.gz"}}, (4750, 250, 1000)),
     ],

@@ -87,6 +87,7 @@ def test_the_digest_of_a_source_follows_its_contents(folder: Path) -> None:
 @pytest.mark.slow
 def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
     from foundation.core.target import Target
+    from foundation.labels.classes import ClassIds
     from foundation.measure.metrics import metrics
     from foundation.measure.predictions import predict
     from foundation.models.folder import Checkpoint
@@ -94,7 +95,7 @@ def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
     shared = Path(os.environ["COMPRESS_TEST_DATA"])
     import_model(named(shared / "models" / "minilm-sst2"), ("negative", "positive"), 0, out)
     lines = [line.rsplit("\t", 1) for line in (shared / "data" / "sst2" / "dev.tsv").read_text().splitlines()[1:]]
-    labels = np.array([int(label) for _, label in lines])
+    labels = ClassIds(np.array([int(label) for _, label in lines]))
     prepared = Checkpoint(out).preprocessor("text-classification", 128, Target())
     logits = predict(load(out), prepared, [text for text, _ in lines], 32)
     assert metrics("text-classification", logits, labels)["accuracy"] == pytest.approx(782 / 872)
