@@ -249,13 +249,13 @@ def verdict(decision: Decision) -> list[tuple[str, bool]]:
     gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
     start = f"{what} is " if gained else f"{what} was not timed"
     other = decision.worst_other
-    also = [] if other is None else [(f"; {headline(other.metric)} moves more: {moved(other)}", False)]
+    also = [] if other is None else [(f"; {headline(other.metric)} moves more, from {moved(other)}", False)]
     return [(start, False), *gained, *_cost_words(decision.cost, decision.metric), *also, (".", False)]
 
 
 def moved(change: Change) -> str:
-    """Returns a metric before and after, with its change: `87.71 % -> 85.16 % (change -2.55 pt)`."""
-    ends = " -> ".join(figure(value, change.metric) for value in (change.before, change.after))
+    """Returns a metric before and after, with its change: `87.71 % to 85.16 % (change -2.55 pt)`."""
+    ends = " to ".join(figure(value, change.metric) for value in (change.before, change.after))
     return f"{ends} (change {_changed(change.lost, change.metric)})"
 
 

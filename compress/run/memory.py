@@ -9,7 +9,7 @@
 
     activations of a row      4 * tokens * layers * (7 hidden + 2.5 intermediate), what autograd keeps; without gradients the activations of
                               one layer
-    tokens of a row           multiply-accumulates of a row / weights of the blocks
+    tokens of a row           multiply-accumulates of a row outside attention / weights of the blocks
 
 `compress.devices` counts activations exactly, by a training without memory that takes seconds; `plan --devices` shows those. Factors are
 corrected by what earlier runs took (`compress.run.durations.predicted_memory`).
@@ -89,7 +89,7 @@ def _row(size: Counts, config: PreTrainedConfig, *, stored: bool) -> float:
     layers, hidden = max(1, getattr(known, "num_hidden_layers", 12)), getattr(known, "hidden_size", 768)
     wide = getattr(known, "intermediate_size", None) or 4 * hidden
     blocks = layers * (4 * hidden**2 + 2 * hidden * wide)
-    tokens = max(1.0, size.macs / blocks)
+    tokens = max(1.0, (size.macs - size.attention_macs) / blocks)  # attention in one kernel stores nothing between pairs of tokens
     one = FLOAT * tokens * (7 * hidden + 2.5 * wide)
     logits = FLOAT * tokens * getattr(known, "vocab_size", 0) * 3 if "CausalLM" in str(getattr(config, "architectures", None)) else 0.0
     return one * (layers if stored else 1) + logits
