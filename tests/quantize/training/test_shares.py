@@ -30,7 +30,8 @@ def test_shares_come_to_the_integers_and_gradients_of_whole_layers(case: str, sh
     for name, value in expected.items():
         assert mine[name].shape == value.shape, name
         scale = max(1e-6, float(value.abs().max()))
-        torch.testing.assert_close(mine[name] / scale, value / scale, rtol=0, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+        most = 1e-4 if "input_scale" in name else 1e-5  # one sum over all inputs, of terms of either sign, which nearly cancel
+        torch.testing.assert_close(mine[name] / scale, value / scale, rtol=0, atol=most, msg=lambda told, name=name: f"{name}: {told}")
 
 
 @pytest.mark.parametrize("case", CASES)
