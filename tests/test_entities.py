@@ -125,7 +125,7 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
 
 def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": entities.checkpoint()}, Target(engines=("onnxruntime", "tensorrt")))
-    with pytest.raises(InputError, match=f"a repository for GPUs answers with labels, {TASK} with tags: serve it on the cpu"):
+    with pytest.raises(InputError, match=f"answers with labels, {TASK} with tags: serve it on the cpu"):
         TritonRepo().check(None, None, replace(context, task=TASK))
 
 

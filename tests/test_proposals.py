@@ -150,7 +150,7 @@ def test_a_draft_that_cannot_propose_is_one_line(finished: Outcome, tmp_path: Pa
     builds = read(Exported, exported / "export.json").builds
     context = Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(**TARGET), 0, ConsoleProgress("silent"), tmp_path)
     stateful = [build.with_(engines=tuple(entry.with_(mode="stateful") for entry in build.engines)) for build in builds]
-    with pytest.raises(InputError, match="draft given; it runs in stateful mode, and a draft needs paged mode: give another"):
+    with pytest.raises(InputError, match=r"draft given; .* stateful mode, .* paged mode: give another"):
         with_proposals(stateful, Generation(draft="draft"), context, exported)
     with pytest.raises(InputError, match="draft given; no engine of it answers prompts"):
         with_proposals([build for build in builds if build.variant != "draft"], Generation(draft="draft"), context, exported)

@@ -162,7 +162,7 @@ def test_a_column_has_another_name_and_white_space_is_one_space(tmp_path: Path) 
     assert load_data(config, TASK, None, lambda line: None).labels == LABELS
     rows_of(tmp_path / "other", [("one.wav", " a \t b\n"), ("one.wav", "b")])
     rows_of(tmp_path / "other", [("one.wav", "c")], "test")
-    with pytest.raises(InputError, match=r"1 of 1 characters of the texts are not in the vocabulary of the train split \(c, \.\.\.\)"):
+    with pytest.raises(InputError, match=r"1 of 1 characters .* of the train split \(c, \.\.\.\)"):
         load_data(DataConfig(path=str(tmp_path / "other")), TASK, None, lambda line: None)
 
 
@@ -175,7 +175,7 @@ def test_texts_are_brought_to_the_case_of_a_vocabulary_that_has_one(tmp_path: Pa
     assert set(np.unique(data.train.labels.array[:, 1, 1:])) == {-1, 1, 2, 3, 4}
     load_data(config, TASK, ("<pad>", "|", "<unk>", "a", "b"), told.append)
     assert any("of them are not in the vocabulary (c): not learned, and counted as wrong" in line for line in told)
-    with pytest.raises(InputError, match=r"characters of the texts are not in the vocabulary of the model .*give texts in its writing"):
+    with pytest.raises(InputError, match=r"vocabulary of the model .*give texts in its writing"):
         load_data(config, TASK, ("<pad>", "|", "\u03b1", "\u03b2"), told.append)
 
 
@@ -236,7 +236,7 @@ def test_models_of_spectrograms_are_refused(tmp_path: Path) -> None:
 
     tiny_speech.folder(tmp_path / "data", train=30)
     model = tiny_speech.model() | {"config": spectrogram_config()}
-    with pytest.raises(InputError, match="a audio-spectrogram-transformer cannot do speech-recognition"):
+    with pytest.raises(InputError, match="audio-spectrogram-transformer cannot do speech-recognition"):
         run(recipe(tmp_path, [{"finetune": {}}], model=model), tmp_path / "run", progress=silent())
 
 

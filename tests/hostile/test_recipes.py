@@ -15,6 +15,7 @@ from foundation.core.shown import reason, shown
 from foundation.core.step_names import EVALUATION
 from foundation.core.yaml_file import parse_yaml
 from tests.hostile.lines import one_line
+from tests.problems import raises_problem
 from tests.tiny_recipes import tiny_vit
 
 GOOD: dict[str, Any] = tiny_vit("tiny") | {"stages": [{"finetune": {"epochs": 1}}, {"quantize": {"mode": "ptq"}}, "export"]}
@@ -171,7 +172,7 @@ def test_a_value_that_cannot_be_right(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("stage_id", ["model", "baseline", "latency", "input", "evaluate-finetune", "evaluate-x", "evaluate-"])
 def test_ids_that_every_run_uses_itself(stage_id: str) -> None:
-    with pytest.raises(InputError, match=f"stages.{stage_id}: the id '{stage_id}' is already used by every run itself"):
+    with raises_problem(f"stages.{stage_id}", f"'{stage_id}'", "already used by every run itself"):
         check(with_value("stages", 1, value={"quantize": {"id": stage_id}}))
 
 

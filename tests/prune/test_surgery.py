@@ -301,7 +301,5 @@ def test_a_model_whose_layers_depend_on_their_number_is_refused(make_features: C
     kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "layers": (1, 2, 3)})
     prove(model, structure, kept, batch, KEY)
     monkeypatch.setattr(blocks, "OTHER_LISTS", ("no_rope_layers",))
-    with pytest.raises(
-        InputError, match="a smollm3 without some of its layers, heads or neurons gives other outputs than with them set to 0"
-    ):
+    with pytest.raises(InputError, match=r"smollm3 without .*layers, heads or neurons gives other"):
         prove(model, structure, kept, batch, KEY)

@@ -123,5 +123,5 @@ def test_experts_are_trained_in_int8(context: Context, tmp_path: Path) -> None:
 
 
 def test_a_mixture_is_not_streamed(context: Context, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"experts.gate_up_proj has 3 dimensions; streaming supports matrices and vectors only"):
+    with pytest.raises(InputError, match=r"experts.gate_up_proj has 3 dimensions; .*matrices and vectors"):
         Quantize(calibration={"rows": 64}, stream=True).run(mixture(), context, tmp_path)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def test_an_idle_model_takes_a_request_whatever_the_estimate_says():
 def test_requests_are_counted_and_limited():
     admission, route = Admission(Clock()), Route("1", max_requests=2)
     with admission.enter("m", Request(), route), admission.enter("m", Request(), route):
-        with pytest.raises(Rejected, match="model m: 2 requests are under way, the most allowed; try again later") as caught:
+        with pytest.raises(Rejected, match=r"model m: 2 requests .* the most allowed; try again later") as caught:
             admission.enter("m", Request(), route).__enter__()
         assert caught.value.status == 503
         assert admission.flows["m"].requests == 2

@@ -9,7 +9,7 @@ import pytest
 
 from compress.commands import serve as command
 from foundation.artifacts import artifact
-from foundation.core.errors import InputError
+from tests.problems import raises_problem
 from triton_repo import deployment, serving
 from triton_repo.live import LiveRepository
 from triton_repo.service import Service
@@ -70,7 +70,7 @@ def test_the_chosen_model_is_loaded_and_all_where_none_was_chosen(
 
 
 def test_a_chosen_model_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"model_repository: has no other; it holds baseline-fp32, quantize-int8, quantize-w4a16$"):
+    with raises_problem("model_repository", "no other", "baseline-fp32, quantize-int8, quantize-w4a16"):
         served(deployed(tmp_path / "folder", chosen=["other"]), monkeypatch)
 
 

@@ -70,7 +70,7 @@ def test_an_unfinished_environment(cache):
 
 def test_a_broken_environment_quotes_the_reason(cache):
     interpreter(cache, "echo 'Traceback' >&2; echo \"ModuleNotFoundError: No module named 'openvino'\" >&2; exit 1")
-    with pytest.raises(InputError, match=r"does not work: ModuleNotFoundError: No module named 'openvino'; run `compress doctor --fix`"):
+    with pytest.raises(InputError, match=r"No module named 'openvino'; run `compress doctor --fix`"):
         environment.check()
 
 
@@ -99,7 +99,7 @@ def test_a_failed_build_leaves_nothing_and_quotes_pip(cache, monkeypatch):
         return run(command, variables)
 
     monkeypatch.setattr(environment, "_run", refusing)
-    with pytest.raises(InputError, match="cannot be built: ERROR: No matching distribution for a==1; it needs"):
+    with pytest.raises(InputError, match="No matching distribution for a==1; it needs"):
         environment.build()
     assert not cache.exists()
 

@@ -144,9 +144,7 @@ def test_one_flip_is_counted(model):
 
 def test_more_flips_fail_and_name_the_first_row(model):
     logits = np.roll(tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), 1, axis=1)
-    with pytest.raises(
-        ServedWrong, match=r"baseline-fp32 in Triton: \d of 7 predictions differ from the evaluated engine .*; first row 0$"
-    ):
+    with pytest.raises(ServedWrong, match=r"baseline-fp32 in Triton: \d of 7 .*; first row 0$"):
         compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
 
 
@@ -160,7 +158,7 @@ def test_served_rows_may_flip_as_often_as_those_of_an_engine(tmp_path, flips, pa
     if passed:
         assert compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64))).disagreements == flips
     else:
-        with pytest.raises(ServedWrong, match=r"6 of 872 predictions differ from the evaluated engine \(at most 5\)"):
+        with pytest.raises(ServedWrong, match=r"6 of 872 predictions .* \(at most 5\)"):
             compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64)))
 
 

@@ -157,7 +157,7 @@ def test_damaged_names_are_refused_in_one_line(names: Any, tmp_path: Path) -> No
     table = pyarrow.table({"text": ["x", "y"], "label": [0, 1]})
     info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
     pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "train.parquet")
-    with pytest.raises(InputError, match=r"train.parquet: huggingface in its schema: column 'label': names its classes") as caught:
+    with pytest.raises(InputError, match=r"train.parquet: .*column 'label': names its classes") as caught:
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, lambda _: None)
     assert len(caught.value.lines) == 1
 

@@ -114,7 +114,7 @@ def test_a_plan_and_an_import_say_what_answers_leave_out_of_generation_config(tm
     import_model(ModelConfig(**config), (), 0, tmp_path / "out", log=told.append)
     assert any(line in one for one in told)
     (folder / "generation_config.json").write_text('{"eos_token_id": "1"}')
-    with pytest.raises(InputError, match='eos_token_id: "1" given; a token id, a list of them or null is allowed'):
+    with pytest.raises(InputError, match=r'eos_token_id: "1" .* a list of them or null is allowed'):
         describe(recipe, tmp_path / "run")
 
 

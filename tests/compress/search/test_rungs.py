@@ -266,7 +266,7 @@ def test_a_candidate_that_fails_is_dropped_with_the_reason(tmp_path: Path, monke
 
 
 def test_a_wave_that_fails_as_a_whole_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="all 4 candidates of a wave failed on the rung size: openvino: out of memory"):
+    with pytest.raises(InputError, match=r"all 4 candidates .*: openvino: out of memory"):
         worked(tmp_path, monkeypatch, [Scripted("size", fails=range(99)), Scripted("full")])
 
 

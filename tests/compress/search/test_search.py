@@ -131,7 +131,7 @@ def test_the_same_command_does_no_work_and_a_larger_budget_goes_on(recipe: Recip
     more = run_search(tiny_search(goals={"max_drop": 0.5}, **{**BUDGET, "budget": {"trials": 4}}), folder)
     assert [one["wave"] for one in more.contents.written()["candidates"]] == [0, 0, 1, 2]
     assert essence(folder)[0][:3] == before[1][0]
-    with pytest.raises(InputError, match=r"holds the study of another recipe: search\.halving\.wave differs"):
+    with pytest.raises(InputError, match=r"another recipe: search\.halving\.wave differs"):
         run_search(tiny_search(goals={"max_drop": 0.5}, budget={"trials": 3}, halving={"wave": 3}), folder)
 
 

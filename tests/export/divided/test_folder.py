@@ -181,7 +181,7 @@ def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path: Path) -> None:
     assert problem.endswith("8 inputs on each rank, and groups of 16 of them share a scale; give 2, the nearest number that fits")
     assert not (tmp_path / "out").exists()
     config = Checkpoint(quantized("llama", "w8a8")).config
-    with pytest.raises(InputError, match="5 given, but block 0 has 4 attention heads; give 4, the nearest"):
+    with pytest.raises(InputError, match=r"5 given, but block 0 has 4 .*; give 4, the nearest"):
         divided.check_division(config, 5, KEY)
     divided.check_division(config, 4, KEY)
 

@@ -115,7 +115,7 @@ def test_models_with_other_layers_are_refused_by_what_is_different(kind: str, wh
 
 
 def test_heads_of_another_size_are_refused_and_of_another_number_taken() -> None:
-    with pytest.raises(InputError, match="its heads have 8 numbers, and attention there takes multiples of 16"):
+    with pytest.raises(InputError, match=r"heads have 8 numbers, .* multiples of 16"):
         parts_of(LlamaForCausalLM(LlamaConfig(**{**GROUPED, "num_attention_heads": 8})).eval())
     model: Any = decoder("llama")
     attention = model.model.layers[1].self_attn  # of which two heads of four are left, and one of two for keys and values

@@ -136,7 +136,7 @@ def broken(path: Path) -> Path:
 
 
 def test_parse_error_names_the_node(tmp_path):
-    with pytest.raises(PlanError, match=r"does not parse: node encoder\.odd/NoSuchOp \(NoSuchOp\): .*Plugin not found"):
+    with pytest.raises(PlanError, match=r"node encoder\.odd/NoSuchOp \(NoSuchOp\): .*Plugin not found"):
         build(rtx, broken(tmp_path / "bad.onnx"), (), 2, capability="80")
 
 

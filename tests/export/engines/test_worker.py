@@ -117,7 +117,7 @@ def test_what_libraries_print_stays_off_the_channel(spec: EngineSpec) -> None:
 def test_answers_that_are_not_finite_are_refused(ort: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.float32([[0, 1], [np.nan, 0], [0, np.inf]])
     monkeypatch.setattr("foundation.measure.engine_process.load_file", lambda _: {"logits": logits})
-    with pytest.raises(EngineError, match="the logits of 2 of 3 rows are NaN or infinite, the first in row 1"):
+    with pytest.raises(EngineError, match=r"logits of 2 of 3 rows are NaN .* first in row 1"):
         ort.predict(["a"] * 3, 4)
 
 

@@ -85,14 +85,14 @@ def test_modules_of_bert_that_compute_otherwise_are_refused(tmp_path: Path, monk
         return model
 
     monkeypatch.setattr(parts, "load_float", scaled)
-    with pytest.raises(InputError, match=r"it has the modules of BERT and computes otherwise \(the closest of its possible heads"):
+    with pytest.raises(InputError, match=r"modules of BERT and computes otherwise \(the closest"):
         plan_of(Checkpoint(folder))
 
 
 def test_int8_products_of_attention_are_refused(tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path)
     save_sites(folder, Sites({"bert.encoder.layer.0.attention.self/qk": ProductScales(torch.tensor(0.1), torch.tensor(0.1))}))
-    with pytest.raises(InputError, match=r"bert.encoder.layer.0.attention.self/qk is int8, which has no kernel; quantize without"):
+    with pytest.raises(InputError, match=r"bert.encoder.layer.0.attention.self/qk .*; quantize without"):
         plan_of(Checkpoint(folder))
 
 

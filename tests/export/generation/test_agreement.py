@@ -137,7 +137,7 @@ def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: py
         return [Answer((tuple(range(decoding.max_tokens)),), ()) for _ in prompts]
 
     monkeypatch.setattr(EngineProcess, "generate", other)
-    with pytest.raises(ParityError, match=r"baseline-fp32 openvino_genai paged: .* tokens that follow equal ones differ from torch"):
+    with pytest.raises(ParityError, match=r"baseline-fp32 openvino_genai paged: .* differ from torch"):
         exported("gpt2", tmp_path)
 
 

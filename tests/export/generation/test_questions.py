@@ -80,7 +80,7 @@ def test_a_question_goes_through_the_chat_template() -> None:
 def test_a_question_without_room_for_its_answer_is_one_line(tmp_path: Path) -> None:
     folder = chatting("gpt2", tmp_path / "model")
     assert [len(ids) for ids in prompts_of(Checkpoint(folder), ("cd", "c"), 5, 10)] == [5, 4]
-    with pytest.raises(InputError, match=r"cd \.\.\. has 5 tokens, and an answer 6; the model reads 10: give shorter questions, or fewer"):
+    with pytest.raises(InputError, match=r"cd .* 5 tokens, .* 6; .* 10: give shorter questions, or fewer"):
         prompts_of(Checkpoint(folder), ("c", "cd"), 6, 10)
 
 

@@ -116,5 +116,5 @@ def test_weights_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     weight = numpy_helper.to_array(model.graph.initializer[0]) * np.float32(1.01)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "body.conv.weight"))
     onnx.save_model(model, str(tmp_path / "other.onnx"))
-    with pytest.raises(ValueError, match=r"body\.conv: weights of the float graph are not scale \* integer"):
+    with pytest.raises(ValueError, match=r"body\.conv: .* float graph are not scale \* integer"):
         insert_qdq(Graph(tmp_path / "other.onnx"), Checkpoint(tmp_path), tmp_path / "model.onnx")

@@ -71,9 +71,7 @@ def test_a_kernel_that_saturates_at_16_bits_is_found() -> None:
     sums = np.clip(pairs, -32768, 32767).sum(-1) - 128 * gemm.weight_OI.astype(int).sum(-1)
     found = compare_layer(gemm, x, codes, sums.astype(np.float32) * (gemm.input_scale * gemm.weight_scale))
     assert (found.wrong_sums, found.passed) == (12, False)
-    with pytest.raises(
-        ParityError, match=r"int8 openvino: some.layer is the first layer to diverge from torch: 12 of 12 integer sums .* weight_bits: 7"
-    ):
+    with pytest.raises(ParityError, match=r"int8 openvino: some.layer .* 12 of 12 .* weight_bits: 7"):
         check_layers("int8 openvino", [found])
 
 
@@ -90,9 +88,7 @@ def test_only_roundings_at_a_boundary_may_differ(step: float, code: int, allowed
     found = compare_layer(gemm, x, codes, y)
     assert (found.different, found.allowed, found.wrong_sums) == (1, int(allowed), 0)
     if not allowed:
-        with pytest.raises(
-            ParityError, match=r"some.layer is the first layer to diverge from torch: 1 of 10 input codes differ, 0 of them"
-        ):
+        with pytest.raises(ParityError, match=r"some.layer is the first .*: 1 of 10 .*, 0 of them"):
             check_layers("name", [found])
 
 

@@ -281,7 +281,7 @@ def test_many_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
 def test_a_field_too_many_is_found_without_a_header_only_where_it_matters(tmp_path: Path) -> None:
     write(tmp_path, "train.tsv", b"a\t0\nb\n")
     files = {"train": {"file": "train.tsv", "header": False, "columns": {"text": 0, "label": 1}}, "test": "train.tsv"}
-    with pytest.raises(InputError, match=r"train.tsv line 2: 1 tab-separated field; at least 2 are needed"):
+    with pytest.raises(InputError, match=r"train.tsv line 2: 1 tab-separated .*; at least 2"):
         load_data(DataConfig.model_validate({"path": str(tmp_path), "files": files}), "text-classification", None, print)
 
 

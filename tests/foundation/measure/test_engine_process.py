@@ -33,7 +33,7 @@ def test_a_crash_is_told_with_its_last_words(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="unopenable static int8: its process exited with status 9 during 'open'"):
+    with pytest.raises(EngineError, match=r"unopenable static int8: .* status 9 during 'open'"):
         EngineProcess(Scripted("unopenable", tmp_path / "log"))
 
 

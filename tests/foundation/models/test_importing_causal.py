@@ -57,7 +57,7 @@ def test_language_models_that_cannot_be(changes: dict[str, Any], length: int, ma
 def test_a_model_that_sees_what_it_has_to_predict_is_refused(bert_config: dict[str, Any], out: Path) -> None:
     sizes = {name: value for name, value in bert_config.items() if name != "vocab_size"}
     model = ModelConfig(config=sizes, init="random", task="text-generation")
-    with pytest.raises(InputError, match="this bert reads the tokens that it has to predict; a causal model is needed"):
+    with pytest.raises(InputError, match=r"this bert reads .*; a causal model is needed"):
         import_model(model, (), 0, out, tokenizer=tiny_gpt.data().tokenizer)
     decoder = ModelConfig(config={**sizes, "is_decoder": True}, init="random", task="text-generation")
     import_model(decoder, (), 0, out, tokenizer=tiny_gpt.data().tokenizer)

@@ -134,7 +134,7 @@ def edited(folder: Path, change: object) -> Path:
 )
 def test_weights_that_do_not_fit_are_named(kind: str, change: object, name: str, tmp_path: Path) -> None:
     folder = edited(tiny.write(tmp_path / "model", kind, shard="1GB"), change)
-    with pytest.raises(InputError, match=f"weights are missing or have another shape: {name}; write it again"):
+    with pytest.raises(InputError, match=f"missing or have another shape: {name}; write it again"):
         StreamedModel(folder)
 
 

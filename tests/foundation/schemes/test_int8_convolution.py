@@ -98,7 +98,7 @@ def test_the_layer_rescales_once_and_adds_the_bias(bias: bool) -> None:
 def test_a_value_without_a_code_is_named_with_its_layer() -> None:
     layer, scales, x = drawn()
     x[0, 0, 0, 0] = torch.nan
-    with pytest.raises(InputError, match=r"body\.conv: the input of this quantized layer holds NaN or infinity"):
+    with pytest.raises(InputError, match=r"body\.conv: the input .* NaN or infinity"):
         scales.module("body.conv", layer)(x)
 
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_gives_the_same_layer_back(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_does_not_fit_its_model_is_refused(tmp_path: Path) -> None:
     model, _ = written(tmp_path)
-    with pytest.raises(InputError, match="names 0, which is not a convolution of the model; quantize again"):
+    with pytest.raises(InputError, match=r"names 0, which is not a convolution .*; quantize again"):
         apply_quantization(nn.Sequential(nn.Linear(4, 6), nn.Flatten(), model[2]), tmp_path)
     model[0].weight.data[0, 0, 0, 0] += 0.003
     with pytest.raises(InputError, match="0: its weights are not on the grid of its scales"):

@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, damage: s
 
 
 def test_sites_of_another_model_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(InputError, match=r"names bert\.encoder\.layer\.0\.attention\.self, which is not an attention module of the model"):
+    with pytest.raises(InputError, match=r"bert.encoder.layer.0.attention.self, .*not an attention"):
         apply_sites(tiny.model("roberta"), checkpoint)
     save_sites(checkpoint, Sites({"bert.embeddings/qk": scales(1.0, 1.0)}))
     with pytest.raises(InputError, match=r"names bert\.embeddings, which is not an attention module"):

@@ -244,11 +244,11 @@ def test_what_cannot_be_shortened_is_refused_above_a_length(name: str, text: str
     _, long_texts = prepared(name, 16)
     fits = (text * long_texts.most)[: long_texts.most]
     assert long_texts.shortened(fits) == fits
-    with pytest.raises(ValueError, match=r"a text of 65537 characters, which cannot be cut between two words: .*; 65536 are allowed"):
+    with pytest.raises(ValueError, match=r"65537 characters, .* between two words: .*; 65536 are allowed"):
         long_texts.shortened(fits + text[:1])
-    with pytest.raises(ValueError, match="texts of 65537 and 65538 characters; one of them may have more than 65536"):
+    with pytest.raises(ValueError, match=r"65537 and 65538 characters; .* more than 65536"):
         long_texts.shortened((fits + text[:1], fits + text[:2] if len(text) > 1 else fits + text * 2))
-    with pytest.raises(ValueError, match=r"texts of 60000 and 60000 characters, which cannot be cut between two words"):
+    with pytest.raises(ValueError, match=r"60000 and 60000 characters, .* between two words"):
         long_texts.shortened((fits[:60_000], fits[:60_000]))
     pair = (fits[:500], fits[:500])
     assert long_texts.shortened(pair) == pair

@@ -189,9 +189,9 @@ def test_what_is_no_sound_is_refused_in_one_line(data: bytes, reason: str) -> No
 
 def test_sounds_that_are_too_large_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sound, "MAX_SAMPLES", 5000)
-    with pytest.raises(BadSound, match="a sound of 7321 samples in 1 channels; at most 5000 samples in all are allowed"):
+    with pytest.raises(BadSound, match="7321 samples in 1 channels; at most 5000 samples in all"):
         read_sound(WAV)
-    with pytest.raises(BadSound, match="a sound of 6000 samples at 16000 Hz; at most 5000 are allowed"):
+    with pytest.raises(BadSound, match="6000 samples at 16000 Hz; at most 5000"):
         resampled(SAMPLES[:3000], 8000, RATE)
     monkeypatch.setattr(sound, "MAX_SOUND_BYTES", 1000)
     with pytest.raises(BadSound, match="a sound of 14686 bytes; at most 1000 are allowed"):
@@ -277,7 +277,7 @@ def test_damaged_bytes_give_a_sound_or_one_line(position: int, damage: bytes, da
 
 def test_a_row_that_is_no_file_is_named() -> None:
     made = Preprocessor("audio", ("input_values",), ("a", "b"), "audio-classification", 4000, (4000,), sound=WAVEFORM)
-    with pytest.raises(ValueError, match="row 1: str given; the bytes of a WAV or FLAC file are allowed"):
+    with pytest.raises(ValueError, match=r"row 1: str given; .* WAV or FLAC"):
         made.encode([WAV, "text"])
     with pytest.raises(ValueError, match="row 0: not a readable sound"):
         made.encode([b"text"])

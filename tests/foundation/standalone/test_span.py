@@ -77,5 +77,5 @@ def test_other_answers_and_figures_are_told_apart() -> None:
         told[key] = value if isinstance(value, str) else told[key] + value
         got[1, 0] = json.dumps(told).encode()
         assert form.differ(got, expected).tolist() == [False, True], key
-    with pytest.raises(ValueError, match=r"logits of shape \(2, 22, 2\) for 1 texts; \[n, tokens, 2\] expected"):
+    with pytest.raises(ValueError, match=r"shape \(2, 22, 2\) for 1 texts; \[n, tokens, 2\]"):
         form.of(logits, ("start", "end"), [ASKED])

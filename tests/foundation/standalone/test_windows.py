@@ -100,7 +100,7 @@ def test_the_question_is_never_cut_and_one_that_leaves_no_room_is_refused() -> N
     for window in windows(pair, tokens, 32, 4):
         (made,) = Window.tokens([window], engine)
         assert made[0, : tokens.first].tolist() == tokens.ids[: tokens.first].tolist()
-    with pytest.raises(ValueError, match="a question that takes 18 of the 22 tokens that are read, where windows of the context share 4"):
+    with pytest.raises(ValueError, match=r"question .* 18 of the 22 tokens .* context share 4"):
         windows(pair, tokens, 22, 4)
     short = ("what ?", "it rained .")
     (few,) = paired(engine, [short])

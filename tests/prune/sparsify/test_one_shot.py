@@ -186,5 +186,5 @@ def test_layers_that_nothing_reaches_and_inputs_that_are_not_finite(
     assert unreached == ["bert.encoder.layer.1.spare"]
     assert torch.equal(layers[unreached[0]].weight, before)
     model.bert.embeddings.word_embeddings.weight.data.fill_(torch.nan)
-    with pytest.raises(InputError, match=r"layer\.0\.attention.*: the calibration rows give this layer an input that is NaN or infinite"):
+    with pytest.raises(InputError, match=r"layer\.0\.attention.*: the calibration rows .* NaN or infinite"):
         zero_weights("wanda", model, layers, Unstructured(), 0.5, lambda: [make_features("bert")], KEY)

@@ -126,7 +126,7 @@ def test_a_full_queue_refuses_and_whoever_leaves_makes_room(running: Service, mo
     with Begun(running, model, room) as first:
         until(lambda: sum(one.done() for one in first) >= room - WAITING and refuses(running, model))
         for _ in range(4):
-            with pytest.raises(RequestError, match=f"{room - WAITING} requests are being answered and {WAITING} wait, the most allowed"):
+            with pytest.raises(RequestError, match=f"{room - WAITING} requests .* {WAITING} wait, the most"):
                 pieces(running, model, ids=[5], max_tokens=1)
         status, _, answer = post(running, f"/v2/models/{model}/generate", {"TEXT": "a"})
         assert status == 503

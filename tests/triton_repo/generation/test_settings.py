@@ -51,7 +51,7 @@ def test_a_request_and_the_evaluated_engine_mean_the_same(case: dict[str, Any]) 
 def test_a_penalty_that_the_engine_gets_wrong_is_refused(name: str) -> None:
     limits = Limits(context=64, vocabulary=100, seconds=30.0, chat=False, beams=True, subtracts=False)
     for value in (0.5, -2.0, 100.0):
-        with pytest.raises(Refused, match=rf"{name}: {value:g} given; 0 is allowed: OpenVINO GenAI.*give REPETITION_PENALTY") as caught:
+        with pytest.raises(Refused, match=rf"{name}: {value:g} given; 0 is .*give REPETITION_PENALTY") as caught:
             read({"INPUT_IDS": np.array([5]), name: np.array([value], np.float32)}, limits, None)  # type: ignore[arg-type]
         assert caught.value.code == WRONG
     assert read({"INPUT_IDS": np.array([5]), name: np.zeros(1, np.float32)}, limits, None).values[name] == 0  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_a_penalty_that_the_engine_gets_wrong_is_refused(name: str) -> None:
 
 def test_what_the_library_does_not_take_is_the_fault_of_the_request() -> None:
     """Never an error of the model, after which the engine is made anew."""
-    with pytest.raises(Refused, match=r"OpenVINO GenAI does not take this request: .*repetition_penalty") as caught:
+    with pytest.raises(Refused, match=r"GenAI does not take this request: .*repetition_penalty") as caught:
         generation_config(answer(repetition_penalty=-1.0), openvino_genai.GenerationConfig())
     assert caught.value.code == WRONG
 

@@ -82,7 +82,7 @@ def test_a_server_that_tokenizes_by_the_converted_graph_does_not_pass(folder: Pa
         ids: list[int] = converted.encode(text, add_special_tokens=special).input_ids.data.reshape(-1).tolist()
         return ids
 
-    with pytest.raises(ServedWrong, match=r"model m in Triton: .* is read otherwise than Transformers reads it"):
+    with pytest.raises(ServedWrong, match=r"model m in Triton: .* otherwise than Transformers"):
         check_texts("m", folder, ROWS, MOST, chats=True, ask=server(LanguageText.load(folder), encode))
 
 

@@ -42,7 +42,7 @@ def test_wheels_are_fetched_once_and_copied(index, tmp_path):
 def test_a_wheel_of_another_hash_is_refused_and_nothing_is_kept(index, tmp_path):
     with zipfile.ZipFile(index / NAME, "a") as file:
         file.writestr("more.py", "")
-    with pytest.raises(InputError, match=r"cannot be fetched .*name a folder that holds them with \$COMPRESS_WHEELS"):
+    with pytest.raises(InputError, match=r"cannot be fetched .* folder .* \$COMPRESS_WHEELS"):
         wheels.vendor(tmp_path / "out")
     assert list((tmp_path / "cache" / "compress").iterdir()) == []
 

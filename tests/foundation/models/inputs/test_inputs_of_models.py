@@ -137,7 +137,7 @@ def test_without_a_padding_token_the_advice_works(tmp_path: Path) -> None:
     settings = json.loads((source / "tokenizer_config.json").read_text())
     del settings["pad_token"]
     (source / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=r"set pad_token in tokenizer_config\.json to a token of its vocabulary that no text ends with"):
+    with pytest.raises(InputError, match=r"pad_token in tokenizer_config\.json .* no text ends"):
         ours(source, tmp_path / "first", TEXTS)
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "</s>"}))
     np.testing.assert_allclose(ours(source, tmp_path / "second", TEXTS), theirs(source, TEXTS), atol=2e-4)
@@ -147,7 +147,7 @@ def test_a_padding_token_that_ends_texts_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "source", "gpt2", special=True, pad_token_id=None)
     settings = json.loads((source / "tokenizer_config.json").read_text())
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "</s>"}))
-    with pytest.raises(InputError, match=r"'</s>' also ends every text; set pad_token in tokenizer_config\.json to another token"):
+    with pytest.raises(InputError, match=r"'</s>' .*; set pad_token in tokenizer_config\.json to another"):
         ours(source, tmp_path / "out", TEXTS)
 
 

@@ -84,11 +84,9 @@ def test_steps_that_stay_whole() -> None:
 
 @pytest.mark.parametrize("gradients", ["fp16", "powersgd"])
 def test_shards_are_not_compressed(gradients: Any) -> None:
-    with pytest.raises(ValidationError, match=f"gradients: {gradients} given with strategy: fsdp2, which sends shards: give strategy: ddp"):
+    with pytest.raises(ValidationError, match=f"gradients: {gradients} .* fsdp2, .*: give strategy: ddp"):
         Parallel(strategy="fsdp2", gradients=gradients)
-    with pytest.raises(
-        ValidationError, match=f"gradients: {gradients} given with tensor: 2; layers that are shared send them whole: give tensor: 1"
-    ):
+    with pytest.raises(ValidationError, match=f"gradients: {gradients} .* tensor: 2; .*: give tensor: 1"):
         Parallel(tensor=2, gradients=gradients)
     assert Parallel(gradients=gradients).powersgd_rank == 4
 

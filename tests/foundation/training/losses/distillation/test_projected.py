@@ -63,7 +63,7 @@ def recipe(folder: Path, *stages: dict[str, Any]) -> Any:
 
 def test_a_refusal_names_what_to_give(tmp_path: Path) -> None:
     same = {"student": {"layers": 1}, "loss": "projected"}
-    with pytest.raises(InputError, match=r"projected given; the vectors of the student have 32 numbers, the teacher's 32: give soft"):
+    with pytest.raises(InputError, match=r"projected given; .* student have 32 .* teacher's 32: give soft"):
         run(recipe(tmp_path, same), tmp_path / "run", progress=ConsoleProgress("silent"))
 
 
