@@ -198,5 +198,9 @@ ENCODER_DECODERS: dict[str, Architecture] = {
     "t5 (text to text)": _answers("t5", **T5),
     "mt5 (text to text)": _answers("mt5", **T5, feed_forward_proj="gated-gelu"),
     "bart (text to text)": _answers("bart", **SEQ2SEQ),
+    "umt5 (text to text)": _answers("umt5", **T5, feed_forward_proj="gated-gelu"),
+    "marian (text to text)": _answers("marian", **SEQ2SEQ, decoder_start_token_id=1),
+    "pegasus (text to text)": _answers("pegasus", **SEQ2SEQ, decoder_start_token_id=1),
+    "m2m_100 (text to text)": _answers("m2m_100", **SEQ2SEQ),
 }
 ARCHITECTURES = ENCODERS | VISION | DECODERS | ENCODER_DECODERS

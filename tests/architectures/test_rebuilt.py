@@ -28,14 +28,18 @@ TIED = (
     "gpt2",
     "gpt_bigcode",
     "gpt_neo",
+    "m2m_100 (text to text)",
+    "marian (text to text)",
     "mbart",
     "mt5",
     "mt5 (text to text)",
     "opt",
+    "pegasus (text to text)",
     "smollm3",
     "starcoder2",
     "t5",
     "t5 (text to text)",
+    "umt5 (text to text)",
 )
 """Architectures of the table that tie weights."""
 OFTEN = {"gpt2", "t5 (text to text)", "bert"}
