@@ -21,6 +21,7 @@ from foundation.core.target import Target
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
+from tests.problems import raises_problem
 from triton_repo.config import from_text
 from triton_repo.serving import server_of
 from triton_repo.triton_repo import TritonRepo
@@ -193,13 +194,13 @@ def test_the_stage_writes_it_and_says_that_it_was_not_run(tmp_path: Path, packed
     assert (model["model"], model["engine"], model["precision"]) == ("quantize-w4a16", "vllm", "w4a16")
     assert (model["reason"], model["metrics"], model["latency"]) == (NOT_RUN, {}, [])
     assert "not run" in NOT_RUN
-    with pytest.raises(InputError, match="this repository is for GPUs and is served in NVIDIA's container"):
+    with pytest.raises(InputError, match=r"repository is for GPUs .* NVIDIA's container"):
         server_of(tmp_path / "out" / "model_repository", tmp_path / "log")
 
 
 def test_a_model_that_was_not_packed_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match=r"stages.triton_repo.vllm: given, but the last variant was not written in the format"):
+    with raises_problem("stages.triton_repo.vllm", "given", "last variant"):
         TritonRepo(vllm=Vllm()).run(exported(tmp_path / "export", None), context(tmp_path), tmp_path / "out")
 
 

@@ -14,6 +14,7 @@ from foundation.data.config import DataConfig
 from foundation.data.splits import Data
 from foundation.labels import candidates
 from tests import tiny_collection
+from tests.problems import raises_problem
 
 TASK = "reranking"
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -131,13 +132,11 @@ def test_wrong_candidates_are_refused_in_one_line(rows: str, line: str, tmp_path
 
 def test_missing_candidates_are_said(tmp_path: Path) -> None:
     folder = tiny_collection.write(tmp_path / "data", QUERIES, DOCUMENTS, test=QRELS)
-    with pytest.raises(
-        InputError, match=r"candidates: no test\.tsv, and no test\.tsv\.gz; reranking reads there what a first search found"
-    ):
+    with raises_problem("candidates", "no test.tsv, and no test.tsv.gz", "reranking"):
         loaded(folder)
 
 
 def test_the_number_of_candidates_is_for_this_task_alone(tmp_path: Path) -> None:
     folder = written(tmp_path / "data", "q1\td1\t1\nq2\td2\t1\n")
-    with pytest.raises(InputError, match=r"data\.candidates: 5 given for retrieval; it is for reranking: leave it out"):
+    with raises_problem("data.candidates", "5", "retrieval", "reranking", "leave it out"):
         load_data(DataConfig(path=str(folder), candidates=5), "retrieval", None, print)

@@ -16,6 +16,7 @@ from foundation.data.config import DataConfig
 from foundation.data.splits import Data
 from foundation.labels import captions, zero_shot
 from tests import tiny_captions
+from tests.problems import raises_problem
 from tests.tiny_captions import TASK
 
 
@@ -150,7 +151,7 @@ def test_images_of_classes_are_refused(path: str, tmp_path: Path) -> None:
 
 
 def test_prompts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"data.prompts: given for {TASK}; they are for image-text, retrieval or reranking: leave it out"):
+    with raises_problem("data.prompts", TASK, "image-text, retrieval or reranking", "leave it out"):
         load(tmp_path, prompts=["a {}"])
 
 

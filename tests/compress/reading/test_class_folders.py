@@ -17,6 +17,7 @@ from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
 from tests import tiny_sounds
+from tests.problems import raises_problem
 
 TASK = "audio-classification"
 
@@ -102,13 +103,11 @@ def test_what_is_no_sound_is_refused_with_its_place(name: str, data: bytes, word
 
 def test_a_folder_without_sounds_and_other_tasks_are_refused(sounds: Path, tmp_path: Path) -> None:
     (tmp_path / "train" / "a").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"contains no sounds; SPLIT/CLASS/FILE with WAV and FLAC sounds \(.wav .flac\) is allowed"):
+    with pytest.raises(InputError, match=r"no sounds; SPLIT/CLASS/FILE .*\(.wav .flac\)"):
         load(tmp_path)
     with pytest.raises(InputError, match="not the name of an image"):
         load(sounds, "image-classification")
-    with pytest.raises(
-        InputError, match=r"sklearn:digits: images, and model.task is audio-classification; image-text or image-classification is allowed"
-    ):
+    with raises_problem("data.path", "sklearn:digits: images", "model.task is audio-classification", "image-text or image-classification"):
         load("sklearn:digits")
     (tmp_path / "rows.csv").write_text("audio,label\nabsent.wav,a\n")
     with pytest.raises(InputError, match=r"rows.csv line 2: sound 'absent.wav' cannot be read"):

@@ -18,6 +18,7 @@ from foundation.data.config import DataConfig
 from foundation.data.splits import Data
 from foundation.labels import relevance
 from tests import tiny_collection, tiny_embedding
+from tests.problems import raises_problem
 
 TASK = "retrieval"
 QUERIES, DOCUMENTS = {"q1": "lift of wings", "2": "heat"}, {"d1": "a wing", "d2": "a flame. It is hot.", "d3": ""}
@@ -202,7 +203,7 @@ def test_negatives_that_are_not_there_are_refused_in_one_line(train: int, change
     with pytest.raises(InputError, match=line) as caught:
         loaded(folder, negatives=2)
     assert len(caught.value.lines) == 1
-    with pytest.raises(InputError, match=r"data\.negatives: 2 given for reranking; it is for sentence-embedding, .*: leave it out"):
+    with raises_problem("data.negatives", "2", "reranking", "sentence-embedding", "leave it out"):
         load_data(DataConfig(path=str(folder), negatives=2), "reranking", None, print)
 
 
@@ -275,14 +276,14 @@ def test_what_is_missing_or_has_no_use_is_said(tmp_path: Path) -> None:
     folder = tiny_collection.write(tmp_path / "data", QUERIES, DOCUMENTS, train=QRELS)
     with pytest.raises(InputError, match=r"qrels: no test\.tsv and no dev\.tsv; judgements are needed"):
         loaded(folder)
-    with pytest.raises(InputError, match=r"data\.columns: given; retrieval reads the files and columns of BEIR's layout: leave it out"):
+    with raises_problem("data.columns", "retrieval", "BEIR", "leave it out"):
         loaded(folder, columns={"text": "body"})
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(InputError, match=r"corpus\.jsonl: no such file, and no corpus\.jsonl\.gz"):
         loaded(folder)
-    with pytest.raises(InputError, match=r"reads a local folder with corpus\.jsonl, queries\.jsonl and qrels/test\.tsv: give one"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl, queries\.jsonl and qrels/test\.tsv: give one"):
         loaded(tmp_path / "absent")
-    with pytest.raises(InputError, match=r"data\.prompts: given for text-regression; they are for image-text, retrieval or reranking"):
+    with raises_problem("data.prompts", "text-regression", "image-text, retrieval or reranking"):
         load_data(DataConfig(path=str(folder), prompts={"query": "q"}), "text-regression", None, print)  # type: ignore[arg-type]
 
 

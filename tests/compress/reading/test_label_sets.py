@@ -14,6 +14,7 @@ import pytest
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
+from tests.problems import raises_problem
 
 TASK = "multi-label-classification"
 
@@ -58,7 +59,7 @@ def test_other_cells_are_refused_with_their_place(tmp_path: Path, cell: Any, lin
 
 
 def test_a_label_that_train_lacks_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"test.jsonl line 2: label 'bb'; allowed by the train split: aa, b"):
+    with raises_problem("test.jsonl line 2", "'bb'", "train split: aa, b"):
         load_data(write(tmp_path, {"train": [["aa"], ["b"]] * 3, "test": [["aa"], ["b", "bb"]]}), TASK, None, lambda _: None)
 
 
@@ -111,9 +112,7 @@ def test_ids_stay_ids_and_a_key_decides_where_both_are_possible(tmp_path: Path) 
     ids = write(tmp_path, {"train": [[0, 1], [1], [], [0]] * 4, "test": [[1]]})
     assert read(ids, NAMES)[1]["train row 0"] == [True, True, False]
     both = write(tmp_path, {"train": [[0, 1], [1, 0]] * 8, "test": [[0, 1]]})
-    with pytest.raises(
-        InputError, match=r"jsonl line 1: labels \[0, 1\] .*; set data.multi_hot: true for vectors, false for lists"
-    ) as caught:
+    with raises_problem("jsonl line 1", "[0, 1]", "data.multi_hot: true for vectors, false for lists") as caught:
         read(both, ("a", "b"))
     assert len(caught.value.lines) == 1
     assert read(both.model_copy(update={"multi_hot": True}), ("a", "b"))[1]["test row 0"] == [False, True]
@@ -148,5 +147,5 @@ def test_a_test_split_whose_vectors_are_minus_1_is_unlabelled(tmp_path: Path) ->
 
 def test_the_key_is_for_sets_of_labels_alone(tmp_path: Path) -> None:
     config = write(tmp_path, {"train": ["a", "b"] * 8, "test": ["a"]}).model_copy(update={"multi_hot": True})
-    with pytest.raises(InputError, match=r"data.multi_hot: true given for text-classification; it is for multi-label-classification"):
+    with raises_problem("data.multi_hot", "true", "text-classification", "multi-label-classification"):
         load_data(config, "text-classification", None, lambda _: None)

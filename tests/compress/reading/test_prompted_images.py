@@ -21,6 +21,7 @@ from foundation.labels.classes import ClassIds
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from tests import tiny_towers
+from tests.problems import raises_problem
 from tests.tiny_towers import TASK
 
 TEMPLATES = ("a photo of a {}", "something {}", "{}!")
@@ -102,7 +103,7 @@ def test_a_tokenizer_that_is_trained_marks_ends_alone(tmp_path: Path) -> None:
 
 def test_classes_with_the_same_text_are_refused() -> None:
     split = Split([b"x", b"y"], ClassIds(np.array([0, 1])))
-    with pytest.raises(InputError, match=r"images: the classes a_b and a b have the same text, 'a b'; rename one of them"):
+    with raises_problem("images", "a_b and a b", "'a b'", "rename one of them"):
         with_prompts(Data(split, split, split, ("a_b", "a b")), ("{}",), "images", lambda line: None)
 
 

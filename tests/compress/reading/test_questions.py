@@ -19,6 +19,7 @@ from foundation.labels import spans
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.standalone.windows import Window
 from tests import questions
+from tests.problems import raises_problem
 
 TASK = "question-answering"
 
@@ -158,11 +159,11 @@ def test_a_question_that_leaves_no_room_is_named(tmp_path: Path) -> None:
     rows = questions.rows(30)
     rows[3]["question"] = "what " * 40
     (tmp_path / "all.json").write_text(json.dumps(rows))
-    with pytest.raises(InputError, match=r"all.json question 4: a question that takes 43 of the 48 tokens that are read"):
+    with raises_problem("all.json question 4", "43 of the 48 tokens"):
         load(tmp_path / "all.json")
 
 
 def test_stride_is_for_this_task_alone() -> None:
-    with pytest.raises(InputError, match=f"data.stride: 8 given for text-classification; it is for {TASK}: leave it out"):
+    with raises_problem("data.stride", "8", "text-classification", TASK, "leave it out"):
         load_data(DataConfig(path="x", stride=8), "text-classification", None, print)
     assert DataConfig(path="x", max_length=384).shared_tokens == 128

@@ -16,6 +16,7 @@ from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split
 from foundation.labels import tags
 from tests import entities
+from tests.problems import raises_problem
 
 CONLL = "-DOCSTART- O\n\nAnn\tI-PER\nBobson\tI-PER\nin\tO\nNew\tI-LOC\nYork\tI-LOC\n\t\nbob  NNP  B-PER\nann  NNP  B-PER\n\n\n"
 
@@ -102,7 +103,7 @@ def test_errors_name_the_line(tmp_path: Path) -> None:
 
 
 def test_a_kind_that_the_model_does_not_know_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"line 1: an entity of the kind 'X'; the tags are for LOC, PER"):
+    with raises_problem("line 1", "'X'", "LOC, PER"):
         load(write(tmp_path, "a B-X\n", "b O\n"), entities.NAMES)
     with pytest.raises(InputError, match="one of them has to be O"):
         load(tmp_path, ("B-X", "I-X"))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from foundation.core.errors import InputError
 from foundation.core.target import Parallel
 from foundation.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_reported_elsewhere, own_lines
+from tests.problems import raises_problem
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
@@ -41,7 +41,7 @@ def test_a_process_holds_a_part_with_fsdp2_or_shared_layers(strategy: Strategy, 
 
 
 def test_those_that_share_layers_divide_the_processes() -> None:
-    with pytest.raises(InputError, match=r"^parallel\.tensor: 4 given for 6 processes; give 1 or 2 or 3 or 6$"):
+    with raises_problem("parallel.tensor", "4", "6 processes", "give 1 or 2 or 3 or 6"):
         Parallel(tensor=4).of(Team(0, 6))
 
 

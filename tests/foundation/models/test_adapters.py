@@ -22,6 +22,7 @@ from foundation.models.forward import forward
 from foundation.models.importing import check_model, import_model
 from tests.foundation import tiny_gpt
 from tests.foundation.model_folders import LABELS, named, refused
+from tests.problems import raises_problem
 
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 TARGETS = {"SEQ_CLS": ["query", "value"], "CAUSAL_LM": ["c_attn"]}
@@ -100,7 +101,7 @@ def test_an_adapter_alone_is_named_with_its_base(lost: list[str], adapted: Path,
 
 
 def test_what_cannot_be_merged_is_one_line(folder: Path, tiny_bert: Path, out: Path) -> None:
-    with pytest.raises(InputError, match=r"model.adapter: merge given; .* has no adapter_config.json: leave it out"):
+    with raises_problem("model.adapter", "merge", "no adapter_config.json", "leave it out"):
         check_model(named(tiny_bert, adapter="merge"), 2)
     adapt(folder, AutoModelForSequenceClassification, "SEQ_CLS")
     file = folder / "adapter_model.safetensors"

@@ -13,6 +13,7 @@ from foundation.core.errors import InputError
 from foundation.models.config import ModelConfig
 from foundation.models.importing import check_model
 from tests.foundation.model_folders import edit, named, refused, rewrite
+from tests.problems import raises_problem
 
 
 def test_a_missing_config(folder: Path, out: Path) -> None:
@@ -154,7 +155,7 @@ def test_images_without_settings(tiny_vit: Path, tmp_path: Path, out: Path) -> N
 
 def test_too_many_tokens(tiny_bert: Path) -> None:
     assert check_model(named(tiny_bert), 2, 40).weight_bytes == (tiny_bert / "model.safetensors").stat().st_size
-    with pytest.raises(InputError, match=r"data.max_length: 41 given; this bert reads at most 40 tokens"):
+    with raises_problem("data.max_length", "41", "bert", "at most 40 tokens"):
         check_model(named(tiny_bert), 2, 41)
 
 

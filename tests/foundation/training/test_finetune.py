@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foundation.artifacts.artifact import Artifact
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
@@ -27,6 +26,7 @@ from foundation.training.state import rows_digest
 from foundation.training.supervised import supervised
 from foundation.training.train import Batch
 from tests.foundation import tiny_gpt
+from tests.problems import raises_problem
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def test_a_wild_learning_rate_says_what_to_do(tiny_bert: Path, context: Context,
     rows = context.data.train
     nan = Split(rows.rows, Numbers(np.full(len(rows), np.nan, np.float32)))
     regression = Context("text-regression", Data(nan, nan, nan, ("score",)), 32, context.target, 0, context.progress, tmp_path / "s")
-    with pytest.raises(InputError, match=r"tune: the loss \(squared_error\) became nan in step 1 of 2; lower learning_rate"):
+    with raises_problem("tune", "squared_error", "nan in step 1 of 2", "lower learning_rate"):
         broken.run(model_parent, regression, tmp_path)
 
 
 def test_label_smoothing_needs_classes(tiny_bert: Path, context: Context, tmp_path: Path) -> None:
     regression = Context("text-regression", context.data, 32, context.target, 0, context.progress, tmp_path)
-    with pytest.raises(InputError, match=r"finetune.label_smoothing: 0.1 given; text-regression has no classes"):
+    with raises_problem("finetune.label_smoothing", "0.1", "text-regression"):
         Finetune(label_smoothing=0.1).check(None, None, regression)
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.core.errors import InputError
 from foundation.labels import text_groups, vectors
 from foundation.labels.form import Labels
 from foundation.machine.parallel import ALONE
@@ -25,6 +24,7 @@ from foundation.training.losses.table import losses_of
 from foundation.training.processes.engine import Engine
 from foundation.training.supervised import Supervised, supervised
 from foundation.training.train import Batch
+from tests.problems import raises_problem
 
 WIDTH = 5
 
@@ -225,7 +225,7 @@ def test_a_model_that_draws_from_elsewhere_is_refused_in_one_line() -> None:
     model, elsewhere = Body(), np.random.default_rng(0)
     model.first.register_forward_hook(lambda module, given, output: output * float(elsewhere.random()))
     cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
-    with pytest.raises(InputError, match=r"tune.micro_batch_size: given; this Body does not answer the same twice"):
+    with raises_problem("tune.micro_batch_size", "given", "this Body"):
         cache.backward(engine, batches_of(torch.randn(8, WIDTH), labels, 4), 8, nullcontext)
 
 

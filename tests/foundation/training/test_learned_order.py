@@ -35,6 +35,7 @@ from foundation.training.supervised import supervised
 from foundation.training.train import Batch
 from tests import tiny_collection
 from tests.export import sentiment
+from tests.problems import raises_problem
 
 TASK = "reranking"
 LOSSES = loss_names(TASK)
@@ -152,7 +153,7 @@ def test_what_does_not_fit_is_refused_in_one_line(given: dict[str, Any], line: s
 )
 def test_other_tasks_refuse_losses_of_candidates(task: str, remedy: str, model: Path, context: Context) -> None:
     other = replace(context, task=task, data=replace(context.data, train=Split(["a", "b"], Numbers(np.array([0.1, 0.2], np.float32)))))
-    with pytest.raises(InputError, match=rf"finetune\.loss: listwise given; it is for reranking: {remedy}"):
+    with raises_problem("finetune.loss", "listwise", "reranking", remedy):
         Finetune(loss="listwise").check(load(model).config, None, other)
 
 
@@ -160,7 +161,5 @@ def test_distillation_refuses_what_would_part_a_list(model: Path, context: Conte
     config = load(model).config
     for given in ({"fraction": 0.5}, {"augment": {}}, {"extra_text": {"path": "more.txt", "text": "a", "text_pair": "b"}}):
         (key,) = given
-        with pytest.raises(
-            InputError, match=rf"distill\.{key}: given; the rows of reranking are candidates of queries, which it would part"
-        ):
+        with raises_problem(f"distill.{key}", "given", "reranking"):
             Distill(student={"layers": 1}, **given).check(config, config, context)

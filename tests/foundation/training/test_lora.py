@@ -24,6 +24,7 @@ from foundation.training.lora import Lora, adapted
 from prune.sparsify.sparsify import Sparsify
 from tests.foundation import tiny_gpt
 from tests.foundation.training.test_train import Dies, Killed, assert_equal, peak, run
+from tests.problems import raises_problem
 
 SENTENCES = ["the film was good", "a dull film", "good good story", "a story", "was dull", "the good"]
 
@@ -134,9 +135,7 @@ def test_the_seed_decides_the_random_matrices(tiny_bert: Path) -> None:
 
 
 def test_a_pattern_without_a_layer_is_refused(tiny_bert: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"finetune\.lora\.layers: '\*.q_proj' matches no linear layer of a block; layers are named like bert"
-    ):
+    with raises_problem("finetune.lora.layers", "'*.q_proj'", "matches no linear layer", "named like bert"):
         trained(load(tiny_bert), Lora(layers=("*.query", "*.q_proj")), {})
 
 
@@ -166,10 +165,10 @@ def test_a_pattern_without_a_layer_is_refused_before_the_first_stage(stage: str,
         "data": {"path": str(tiny_gpt.data_folder()), "max_length": tiny_gpt.LENGTH},
         "stages": [*first, {stage: settings}],
     }
-    with pytest.raises(InputError, match=rf"{key}\.lora\.layers: '\*\.no_such' matches no linear layer of a block"):
+    with raises_problem(f"{key}.lora.layers", "'*.no_such'", "matches no linear layer"):
         prepare(check(raw), tmp_path, ConsoleProgress("quiet")).count_macs()
 
 
 def test_zeros_and_adapters_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match=r"recover\.lora: given; adapters would fill the zeros: leave it out"):
+    with pytest.raises(ValueError, match=r"recover\.lora: given; .* fill the zeros: leave it out"):
         Sparsify.model_validate({"method": "magnitude", "sparsity": 0.5, "recover": {"lora": {}}})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from foundation.core.engines import served_on
-from foundation.core.errors import InputError
+from tests.problems import raises_problem
 from tests.test_generation import recipe
 from tests.test_proposals import TARGET, stages
 from tests.triton_repo.generation import tiny_language as tiny
@@ -175,7 +175,7 @@ def test_what_no_proposals_can_be_made_for_is_refused(proposes: str, inputs: dic
 
 
 def test_nothing_is_served_that_was_not_measured() -> None:
-    with pytest.raises(InputError, match=r"stages\.triton_repo\.proposals: true given, but export proposes no tokens"):
+    with raises_problem("stages.triton_repo.proposals", "true", "export proposes no tokens"):
         recipe(target=TARGET, stages=[*stages(), {"triton_repo": {"proposals": True}}])
     assert recipe(target=TARGET, stages=[*stages(draft="draft"), {"triton_repo": {"proposals": True}}]).stages[-1].proposals  # type: ignore[union-attr]
     assert "proposals" not in TritonRepo().model_dump(mode="json")

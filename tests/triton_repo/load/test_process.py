@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.core.errors import InputError
+from tests.problems import raises_problem
 from tests.seldom import seldom
 from tests.triton_repo.load.fake_server import Fake, address, serving
 from triton_repo.load import load as calling
@@ -91,9 +92,9 @@ def test_what_goes_wrong_is_one_line(tmp_path, monkeypatch):
         model = examine(server, "m")
         with pytest.raises(InputError, match=r"^--model n: grpc://.* has no such model; ready: m$"):
             examine(server, "n")
-        with pytest.raises(InputError, match=r"^--model m: the first request, of 1 rows, has no answer \(the word was invalid\)$"):
+        with raises_problem("--model m", "first request, of 1 rows", "the word was invalid"):
             load_test(server, model, ["invalid"], [Load(concurrency=1)])
-        with pytest.raises(InputError, match=r"^--rate 0.001: no request is due within 0.1 s; give more seconds$"):
+        with raises_problem("--rate 0.001", "no request", "0.1 s", "give more seconds"):
             load_test(server, model, ["a"], [Load(rate=0.001, seconds=0.1)])
         with pytest.raises(InputError, match="the rows are encoded images"):
             load_test(server, model, [b"a"], [Load(concurrency=1)])

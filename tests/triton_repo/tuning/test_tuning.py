@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foundation.core.errors import InputError
+from tests.problems import raises_problem
 from triton_repo.tuning.load import Level, Loaded, loaded
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point, points
@@ -101,9 +102,7 @@ def test_settings_that_stay_come_first_and_say_why() -> None:
 
 
 def test_a_limit_that_nothing_keeps_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"triton_repo.tune.p99_ms: 1 given; no setting stays within it \(the smallest p99 was 5.0 ms\): give more"
-    ):
+    with raises_problem("triton_repo.tune.p99_ms", "1", "smallest p99 was 5.0 ms", "give more"):
         search(Tune(p99_ms=1.0), points(Tune(), OWN, 4), server)
 
 

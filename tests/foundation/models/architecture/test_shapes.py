@@ -24,6 +24,7 @@ from foundation.models.library import with_class
 from foundation.models.own_shape import read_own
 from foundation.models.size import count
 from tests.foundation.sizes import sizes_of
+from tests.problems import raises_problem
 from tests.seldom import seldom
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
@@ -181,5 +182,5 @@ def test_no_such_shape_is_said() -> None:
     config = with_class(CONFIGS["bert"](), "text-classification")
     sizes = sizes_of(config, KEY)
     config.pad_token_id = 19
-    with pytest.raises(InputError, match=r"stages\.prune: a bert of this shape cannot be built \(Padding_idx must be within"):
+    with raises_problem("stages.prune", "bert", "Padding_idx must be within"):
         with_sizes(config, replace(sizes, vocabulary=5), KEY)

@@ -23,6 +23,7 @@ from foundation.models.importing import check_model, import_model, source_digest
 from foundation.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_embedding
 from tests.export import sentiment
+from tests.problems import raises_problem
 
 TASK = "sentence-embedding"
 TEXTS = ["a fine film", "it was very dull this movie", "love"]
@@ -130,7 +131,7 @@ def test_a_prompt_stands_before_each_text(tmp_path: Path) -> None:
 def test_a_model_without_the_files_needs_a_pooling(tmp_path: Path) -> None:
     source = tiny_embedding.folder(tmp_path / "source")
     (source / "modules.json").unlink()
-    with pytest.raises(InputError, match=r"has no modules.json, so that nothing says .*; give model.embedding: \{pooling: mean\}"):
+    with pytest.raises(InputError, match=r"no modules.json, .*; give model.embedding: \{pooling: mean\}"):
         check_model(named(source))
     out = imported(source, tmp_path / "out", embedding={"pooling": "cls", "normalize": False})
     assert json.loads((out / "config.json").read_text())[EMBEDDING_KEY]["pooling"] == "cls"
@@ -177,15 +178,15 @@ def test_files_that_need_more_are_refused_in_one_line(name: str, change: Any, li
 
 def test_a_prompt_that_pooling_leaves_out_is_refused(tmp_path: Path) -> None:
     source = tiny_embedding.folder(tmp_path / "source", prompt="query: ", include_prompt=False)
-    with pytest.raises(InputError, match="leaves the prompt 'query: ' out of the pooling, which is not supported"):
+    with pytest.raises(InputError, match=r"the prompt 'query: ' out of the pooling, .* not supported"):
         check_model(named(source))
 
 
 def test_more_dimensions_than_there_are_and_other_tasks_are_refused(tmp_path: Path) -> None:
     source = tiny_embedding.folder(tmp_path / "source")
-    with pytest.raises(InputError, match=r"embedding\.dimensions: 33 given; the vectors of this model have 32 numbers"):
+    with raises_problem("embedding.dimensions", "33", "32 numbers"):
         check_model(named(source, embedding={"dimensions": 33}))
-    with pytest.raises(ValueError, match=r"embedding: given for text-regression; it is for .*, retrieval or sentence-triplets: leave"):
+    with pytest.raises(ValueError, match=r"embedding: .* text-regression; .*, retrieval or sentence-triplets: leave"):
         ModelConfig(path=str(source), task="text-regression", embedding={"pooling": "mean"})
 
 
@@ -253,9 +254,9 @@ def test_prompts_for_searching_are_those_that_sentence_transformers_takes(
 def test_prompts_for_searching_that_pooling_leaves_out_or_that_are_no_texts_are_refused(tmp_path: Path) -> None:
     left_out = with_prompts(tiny_embedding.folder(tmp_path / "one", include_prompt=False), {"query": "q: "})
     check_model(named(left_out))  # sentence-embedding does not use it
-    with pytest.raises(InputError, match="leaves the prompt 'q: ' out of the pooling, which is not supported"):
+    with pytest.raises(InputError, match=r"the prompt 'q: ' out of the pooling, .* not supported"):
         search_prompts(left_out)
-    with pytest.raises(InputError, match=r"has the prompts \{'query': 1\}; names with texts are allowed"):
+    with pytest.raises(InputError, match=r"prompts \{'query': 1\}; names with texts"):
         check_model(named(with_prompts(tiny_embedding.folder(tmp_path / "two"), {"query": 1})))  # type: ignore[dict-item]
 
 
@@ -282,11 +283,11 @@ def test_vectors_that_are_not_compared_by_cosine_are_refused_unless_cosines_are_
     similarity: str, normalize: bool, advice: str, tmp_path: Path
 ) -> None:
     source = compared_by(tiny_embedding.folder(tmp_path / "source", normalize=normalize), similarity)
-    with pytest.raises(InputError, match=f"compared by {similarity} .*, and are judged by cosine here; give .*{advice}") as caught:
+    with pytest.raises(InputError, match=f"by {similarity} .*, .* by cosine here; give .*{advice}") as caught:
         check_model(named(source))
     assert len(caught.value.lines) == 1
     check_model(named(source, embedding={"similarity": "cosine"}))
     if similarity == "dot":
         check_model(named(source, embedding={"normalize": True}))
-    with pytest.raises(InputError, match=r"has the similarity_fn_name 'maxsim'; cosine, dot, euclidean or manhattan is allowed"):
+    with pytest.raises(InputError, match=r"similarity_fn_name 'maxsim'; cosine, dot, euclidean or manhattan"):
         check_model(named(compared_by(source, "maxsim")))

@@ -21,6 +21,7 @@ from foundation.models.importing import check_model, import_model
 from foundation.models.library import task_of
 from foundation.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_towers
+from tests.problems import raises_problem
 from tests.tiny_towers import LENGTH, TASK
 
 TEXTS = ["a photo of a red", "something deep blue", "a", "green " * 30]
@@ -89,7 +90,7 @@ def test_a_tower_that_reads_padding_has_one_length(tmp_path: Path) -> None:
     model, text = load(folder), ours.towers["text"]
     apart = vectors(model, text.encode(["a"], LENGTH)) - vectors(model, text.encode(["a"], 0))
     assert apart.abs().max() > 1e-3  # padding counts: another length would be another model
-    with pytest.raises(InputError, match=r"data.max_length: 16 given; this siglip reads every text padded to its 24 positions: give 24"):
+    with raises_problem("data.max_length", "16", "siglip", "24 positions", "give 24"):
         Checkpoint(folder).preprocessor(TASK, 16, Target())
 
 
@@ -111,7 +112,7 @@ def test_preprocessors_are_stored_with_both_towers(tmp_path: Path) -> None:
     assert [tower.modality for tower in again.towers.values()] == ["image", "text"]
     assert again.towers["image"].shape == (3, 8, 8)
     assert again.shape is None
-    with pytest.raises(BadRow, match=r"row 1: tuple given; a text, or the bytes of a PNG or JPEG image, is allowed"):
+    with pytest.raises(BadRow, match=r"row 1: tuple given; a text, or .* PNG or JPEG image"):
         again.members(["a", ("a", "b")])
     with pytest.raises(BadRow, match=r"row 0: .*image"):
         list(again.batches([b"no image"], 2))
@@ -168,7 +169,7 @@ def test_other_models_are_refused_in_one_line(model: dict[str, Any], line: str) 
 
 def test_texts_that_are_too_long_for_the_model_are_refused(tmp_path: Path) -> None:
     config = ModelConfig(path=str(tiny_towers.checkpoint(tmp_path)), task=TASK)
-    with pytest.raises(InputError, match=r"data.max_length: 25 given; this clip reads at most 24 tokens"):
+    with raises_problem("data.max_length", "25", "clip", "at most 24 tokens"):
         check_model(config, None, LENGTH + 1)
     with pytest.raises(InputError, match="a siglip2 given; clip or siglip is allowed"):
         check_towers(AutoConfig.for_model("siglip2"), "model.path")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from compress.reading.load import load_data
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
 from foundation.models.checkpoint import load
@@ -21,6 +20,7 @@ from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.inputs.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, resolve_tokenizer, train_bpe
 from tests.foundation import tiny_gpt
+from tests.problems import raises_problem
 
 SCRIPT = """
 import sys
@@ -56,7 +56,7 @@ def test_the_most_frequent_pair_is_merged_first() -> None:
 
 
 def test_more_tokens_than_the_text_has_are_refused() -> None:
-    with pytest.raises(InputError, match=r"tokenizer.vocab_size: 5000 given; the train split yields \d+ tokens: give at most that"):
+    with raises_problem("tokenizer.vocab_size", "5000", "train split", "at most that"):
         train_bpe(["a few words"], 5000, pads=False)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import blocks_of
 from foundation.training.distillation.capture import Capture, Wanted
+from tests.problems import raises_problem
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 EVERYTHING = Wanted(True, True, frozenset(range(4)))
@@ -144,7 +144,7 @@ def test_attention_that_cannot_be_seen_is_an_error() -> None:
 
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = DebertaV2ForSequenceClassification(DebertaV2Config(**sizes)).eval()
-    with pytest.raises(InputError, match=r"stages.distill.loss: the attention of this deberta-v2 cannot be captured \(layer 1\)"):
+    with raises_problem("stages.distill.loss", "deberta-v2", "layer 1"):
         Capture(model, "stages.distill.loss")({"input_ids": torch.tensor([[3, 4]])}, Wanted(blocks=frozenset({0})))
 
 
@@ -164,5 +164,5 @@ def test_a_mask_that_holds_a_bias_of_positions_is_an_error(bias: dict[str, bool]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape))
-    with pytest.raises(InputError, match=r"loss: the attention of this beit cannot be captured \(layer 2\)"):
+    with raises_problem("loss", "beit", "layer 2"):
         Capture(model, "loss")({"pixel_values": torch.randn(1, 1, 8, 8)}, Wanted(blocks=frozenset({1})))

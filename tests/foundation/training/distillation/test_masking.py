@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.errors import InputError
 from foundation.training.distillation.masking import Augment, Masking, masking_of
 from tests.distill.conftest import write_tokenizer
+from tests.problems import raises_problem
 
 MASK, SHOWN = 4, (0, 1, 2, 3, 4)
 
@@ -67,5 +66,5 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Any) -> None:
     special = tmp_path / "special_tokens_map.json"
     if special.exists():
         special.write_text(json.dumps({name: value for name, value in json.loads(special.read_text()).items() if name != "mask_token"}))
-    with pytest.raises(InputError, match=r"stages.distill.augment: given, but the student's tokenizer has no mask token"):
+    with raises_problem("stages.distill.augment", "given", "no mask token"):
         masking_of(Augment(), tmp_path, 0, 7, "stages.distill.augment")

@@ -23,6 +23,7 @@ from foundation.training.processes.division import Division, _bare, _draw_apart_
 from foundation.training.processes.layer_share import shared_axes
 from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.qat import insert
+from tests.problems import raises_problem
 
 
 class Shares(nn.Module):
@@ -292,7 +293,7 @@ def test_a_plan_says_whether_tokens_are_shared() -> None:
     team = Parallel(context=2, strategy="fsdp2").of(Team(3, 4))
     assert (team.plan, team.settings) == ("fsdp2, context 2", "context: 2")
     assert (team.data_rank, team.data_size, team.context_rank, team.stream) == (1, 2, 1, 1)
-    with pytest.raises(InputError, match=r"parallel\.context: 3 given for 4 processes; give 1 or 2 or 4"):
+    with raises_problem("parallel.context", "3", "4 processes", "give 1 or 2 or 4"):
         Parallel(context=3).of(Team(0, 4))
 
 

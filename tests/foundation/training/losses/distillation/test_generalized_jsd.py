@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from foundation.core.errors import InputError
 from foundation.labels.next_token import IGNORED
 from foundation.training.losses.distillation.generalized_jsd import GeneralizedJsd, divergence
 from foundation.training.losses.distillation.loss import Setting, Shape
+from tests.problems import raises_problem
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=4, max_size=4)
 BETAS = st.floats(0.01, 0.99)
@@ -93,7 +93,7 @@ def test_classes_are_compared_row_by_row() -> None:
 
 
 def test_what_has_no_probabilities_is_refused() -> None:
-    with pytest.raises(InputError, match=r"stages.distill.losses\[0\]: generalized_jsd given; text-regression has no probabilities"):
+    with raises_problem("stages.distill.losses[0]", "generalized_jsd", "text-regression"):
         GeneralizedJsd().wants(Setting(shape(1), shape(1), "text-regression", "stages.distill.losses[0]"))
     with pytest.raises(ValidationError, match="beta"):
         GeneralizedJsd(beta=1.0)

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.errors import InputError
 from foundation.training.losses.distillation.loss import Setting, Shape
 from foundation.training.losses.distillation.margin_mse import MarginMSE, margin_mse
 from foundation.training.losses.distillation.mixkd import MixKD
+from tests.problems import raises_problem
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 ONE = Shape(kind="bert", layers=1, hidden=8, heads=1, classes=1)
@@ -48,12 +48,8 @@ def test_a_single_candidate_has_a_gradient_of_zero() -> None:
 
 
 def test_it_is_for_candidates_and_negatives_and_mixtures_are_not() -> None:
-    with pytest.raises(
-        InputError, match=r"distill\.losses\[0\]: margin_mse given for text-regression; it is for .* or reranking: give another"
-    ):
+    with raises_problem("distill.losses[0]", "margin_mse", "text-regression", "reranking", "give another"):
         MarginMSE().wants(Setting(ONE, ONE, "text-regression", "distill.losses[0]"))
     assert MarginMSE().wants(Setting(ONE, ONE, "reranking", "loss"))[0].logits
-    with pytest.raises(
-        InputError, match=r"loss: mixkd given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
-    ):
+    with raises_problem("loss", "mixkd", "give soft_target or margin_mse"):
         MixKD().wants(Setting(ONE, ONE, "reranking", "loss"))

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.labels.classes import ClassIds
 from foundation.labels.value import Numbers
@@ -22,6 +21,7 @@ from foundation.training.losses.distillation.mixkd import NEIGHBOURS, MixKD, dra
 from foundation.training.losses.value import ValueLoss
 from foundation.training.rows import ByLength, Rows
 from foundation.training.train import Batch
+from tests.problems import raises_problem
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
@@ -196,5 +196,5 @@ def test_a_model_that_looks_for_the_end_in_the_tokens_is_refused(make_model: Any
     rows: Any = _Rows(make_features("gpt2"))
     decoder, encoder = Capture(make_model("gpt2"), "stages.distill"), Capture(make_model("bert"), "stages.distill")
     MixKD().prepare(Pair(encoder, (Teacher(encoder, rows, True),), rows, np.zeros(3), 0))
-    with pytest.raises(InputError, match=r"stages.distill: mixkd given; this gpt2 gives other logits for embeddings than for tokens"):
+    with raises_problem("stages.distill", "mixkd", "gpt2", "embeddings"):
         MixKD().prepare(Pair(encoder, (Teacher(decoder, rows, True),), rows, np.zeros(3), 0))

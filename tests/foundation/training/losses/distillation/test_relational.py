@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.errors import InputError
 from foundation.machine.parallel import Team
 from foundation.training.losses.distillation.loss import Setting, Shape, check_processes
 from foundation.training.losses.distillation.relational import Relational, _cosines, _lengths, angle_loss, distance_loss
+from tests.problems import raises_problem
 
 Vectors = list[list[float]]
 
@@ -116,7 +116,7 @@ def test_a_loss_that_compares_rows_without_gathering_them_needs_one_process() ->
     setting = Setting(shape, shape, "text-classification", "distill.losses.0")
     check_processes(Relational(), setting, Team(0, 2))
     check_processes(Alone(), setting, Team(0, 2, tensor=2))  # both have all rows
-    with pytest.raises(InputError, match=r"distill.losses.0: relational compares the rows of a batch, which 2 processes split; run one"):
+    with raises_problem("distill.losses.0", "relational", "2 processes", "run one"):
         check_processes(Alone(), setting, Team(0, 2))
 
 
