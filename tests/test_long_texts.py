@@ -28,6 +28,7 @@ from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import merged
 from tests import without_clocks
 from tests.export import sentiment
+from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
 TASK = "text-classification"
@@ -190,5 +191,5 @@ def test_a_run_with_windows_is_served_as_it_was_evaluated(tmp_path: Path, monkey
 
 def test_repositories_for_gpus_are_refused(tmp_path: Path) -> None:
     target = {"engines": ["openvino", "tensorrt"], "batch_sizes": [1], "sequence_lengths": [LENGTH], "threads": 1}
-    with pytest.raises(InputError, match=r"data\.windows: given; a repository for GPUs truncates: serve on the cpu"):
+    with raises_problem("data.windows", "given", "repository for GPUs truncates", "serve on the cpu"):
         run(recipe(tmp_path, target=target), tmp_path / "run", progress=ConsoleProgress("silent"))

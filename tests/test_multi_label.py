@@ -25,6 +25,7 @@ from tests import without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.once import made_once
+from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -145,9 +146,7 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
 
 def test_thresholds_are_for_sets_alone(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
-    with pytest.raises(
-        InputError, match=r"finetune\.thresholds: given; it is for multi-label-classification or question-answering: leave it out"
-    ):
+    with raises_problem("finetune.thresholds", "given", "multi-label-classification or question-answering", "leave it out"):
         Finetune(thresholds=True).check(Checkpoint(sentiment.checkpoint()).config, None, context)
 
 

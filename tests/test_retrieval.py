@@ -23,6 +23,7 @@ from foundation.measure.answers import load_logits, load_predictions
 from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
+from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -152,7 +153,7 @@ def test_what_needs_queries_is_refused_without_them(stage: dict[str, Any], line:
     ],
 )
 def test_micro_batches_of_queries_are_refused_where_they_would_part_them(stage: dict[str, Any], key: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"stages.{key}.micro_batch_size: 8 given; ranking compares the rows of a batch: leave it out"):
+    with raises_problem(f"stages.{key}.micro_batch_size", "8", "ranking", "leave it out"):
         run(recipe(tmp_path, [stage], train=30), tmp_path / "run", progress=ConsoleProgress("silent"))
 
 

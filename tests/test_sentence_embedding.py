@@ -26,6 +26,7 @@ from foundation.training.finetune import Finetune
 from tests import tiny_embedding, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
+from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -129,21 +130,18 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
 
 def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
     given = recipe(tmp_path, [{"export": {}}, {"triton_repo": {}}], target={**TARGET, "engines": ["onnxruntime", "tensorrt"]})
-    with pytest.raises(InputError, match=r"target\.engines: tensorrt given; a repository for GPUs answers with labels"):
+    with raises_problem("target.engines", "tensorrt", "repository for GPUs answers with labels"):
         run(given, tmp_path / "run", progress=ConsoleProgress("silent"))
 
 
 def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
     config = Checkpoint(sentiment.checkpoint()).config
-    with pytest.raises(
-        InputError,
-        match=r"finetune\.loss: ranking given; it is for .*, retrieval or sentence-triplets: leave it out",
-    ):
+    with raises_problem("finetune.loss", "ranking", "retrieval or sentence-triplets", "leave it out"):
         Finetune(loss="ranking").check(config, None, context)
     with pytest.raises(
         InputError,
-        match=r"similarity given for text-classification; it is for .*, retrieval or sentence-triplets: give",
+        match=r"similarity .* text-classification; .*, retrieval or sentence-triplets: give",
     ):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from foundation.training.distillation.layer_maps import pairs
 from foundation.training.losses.distillation.hidden import Hidden, distance
 from foundation.training.losses.distillation.loss import LossInputs, Setting, Shape
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, PAD, checkpoint, context, preprocessor, sources
+from tests.problems import raises_problem
 from tests.prune.test_encoder_decoder import features, logits, without_layers
 
 KEY = "stages.distill.student"
@@ -75,7 +76,7 @@ def test_numbers_and_lists_must_agree_on_a_side() -> None:
         Student.model_validate({"layers": {"decoder": 1}, "init": {"decoder": [1, 2]}})
     with pytest.raises(ValidationError, match="init lists 2 layers, layers is 1"):
         Student.model_validate({"layers": 1, "init": {"encoder": [1, 2]}})
-    with pytest.raises(InputError, match=r"student.ffn: 8 given; a t5 has two stacks of layers, which cannot be made narrower"):
+    with raises_problem("student.ffn", "8", "t5", "cannot be made narrower"):
         student_config(Student(ffn=8), CONFIGS["t5"](), KEY)
 
 
@@ -98,7 +99,7 @@ def test_the_first_token_of_an_answer_stays() -> None:
 
 
 def test_a_table_of_positions_cannot_move_behind_the_first_layer() -> None:
-    with pytest.raises(InputError, match=r"layer 1 of the decoder of this t5 has a weight .*, which layer 2 of the decoder of a student"):
+    with pytest.raises(InputError, match=r"layer 1 of the decoder of this t5 .* layer 2 of the decoder"):
         take_layers(load_float(checkpoint("t5")), [0, 1, 3, 2], KEY)
 
 
@@ -181,7 +182,7 @@ def test_a_pruned_student_is_compared_with_the_layers_it_comes_from() -> None:
 def test_losses_for_one_stack_are_refused(loss: str, tmp_path: Path) -> None:
     config = CONFIGS["t5"]()
     given = context("t5", tmp_path)
-    with pytest.raises(InputError, match=r"compares one stack of layers, an encoder-decoder has two: give soft_target, or losses"):
+    with pytest.raises(InputError, match=r"an encoder-decoder has two: give soft_target, or losses"):
         Distill.model_validate({"student": {"layers": 1}, "loss": loss}).check(config, config, given)
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from distill.distill import Distill
-from foundation.core.errors import InputError
 from foundation.core.target import Parallel
 from foundation.data.splits import Data, Split
 from foundation.labels import text_groups, vectors
@@ -24,6 +23,7 @@ from foundation.models.size import Passes
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
 from tests.distill import processes, rows_together
+from tests.problems import raises_problem
 
 STEADY = {"learning_rate": 2e-3, "epochs": 1}
 Trained = tuple[dict[str, Any], dict[str, Tensor]]
@@ -113,7 +113,7 @@ def test_blocks_that_are_computed_again_draw_the_same(train: Train) -> None:
 
 def test_a_loss_that_is_no_number_is_told_as_ever(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.training.losses.text_groups.SCALE", float("nan"))
-    with pytest.raises(InputError, match=r"finetune: the loss \(ranking\) became nan in step 1 of 10; lower learning_rate"):
+    with raises_problem("finetune", "ranking", "nan in step 1 of 10", "lower learning_rate"):
         train("nan", "pairs", Finetune(**STEADY, batch_size=6, micro_batch_size=2))  # type: ignore[arg-type]
 
 

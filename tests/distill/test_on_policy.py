@@ -15,7 +15,6 @@ from distill.distill import Distill
 from distill.on_policy import OnPolicy, Sampling
 from distill.student import take_layers
 from foundation.artifacts.artifact import Artifact
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.labels.next_token import IGNORED, labels_of
@@ -33,6 +32,7 @@ from foundation.training.rows import Rows
 from foundation.training.train import Batch
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, preprocessor, sources
 from tests.foundation import tiny_gpt
+from tests.problems import raises_problem
 
 LENGTH = tiny_gpt.LENGTH
 
@@ -244,9 +244,9 @@ def test_a_stage_of_pairs_learns_from_its_own_words(told: Any, tmp_path: Path) -
 
 def test_what_does_not_fit_is_refused(context: Context) -> None:
     config: Any = load(tiny_gpt.checkpoint()).config
-    with pytest.raises(InputError, match=r"stages.distill.on_policy: given for text-classification; it is for text-generation"):
+    with raises_problem("stages.distill.on_policy", "text-classification", "text-generation"):
         Distill(on_policy=OnPolicy()).check(config, config, replace(context, task="text-classification"))
-    with pytest.raises(InputError, match=r"stages.distill.on_policy: given with parallel: \{strategy: fsdp2\}"):
+    with raises_problem("stages.distill.on_policy", "parallel: {strategy: fsdp2}"):
         Distill(on_policy=OnPolicy()).check(config, config, replace(context, team=Team(0, 2, "fsdp2")))
     with pytest.raises(ValueError, match=r"on_policy: loss: hard_target learns from labels alone"):
         Distill(on_policy=OnPolicy(), loss="hard_target")

@@ -19,6 +19,7 @@ from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
 from foundation.models.size import count
 from foundation.stage.context import Context
+from tests.problems import raises_problem
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 TASK = {kind: "image-classification" if kind == "vit" else "text-classification" for kind in KINDS}
@@ -130,7 +131,7 @@ def test_one_block_for_all_layers_is_refused() -> None:
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
     config = AlbertConfig(vocab_size=20, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
-    with pytest.raises(InputError, match="this albert has 1 blocks for 4 layers; one block per layer is needed"):
+    with pytest.raises(InputError, match="albert has 1 blocks for 4 layers; one block per layer"):
         take_layers(AlbertForSequenceClassification(config), [0, 1], KEY)
 
 
@@ -146,11 +147,9 @@ def test_a_layer_that_would_lose_a_weight_is_refused() -> None:
     """The first block of a ModernBERT has no norm before its attention: the student's first one would drop that of the source."""
     model = modernbert()
     assert take_layers(model, [0, 1], KEY).config.num_hidden_layers == 2  # type: ignore[union-attr]
-    with pytest.raises(
-        InputError, match=r"layer 3 of this modernbert has a weight attn_norm.weight, which layer 1 of a student does not have"
-    ):
+    with pytest.raises(InputError, match=r"layer 3 .*modernbert .* attn_norm.weight, .*layer 1"):
         take_layers(model, [2, 3], KEY)
-    with pytest.raises(InputError, match=r"the blocks of this modernbert differ \(.*layers.0.attn_norm.weight\)"):
+    with pytest.raises(InputError, match=r"blocks of this modernbert .*layers.0.attn_norm.weight\)"):
         take_layers(model, [0, 0], KEY)
     take_layers(model, [2, 3], KEY, new=frozenset({0}))
 
@@ -163,7 +162,7 @@ def test_a_block_that_looks_at_its_place_is_refused(kind: str, make_model: Any) 
         return
     model = make_model(kind, scale_attn_by_inverse_layer_idx=True)
     take_layers(model, [0, 1], KEY)
-    with pytest.raises(InputError, match=r"layer 4 of this gpt2 computes something else as layer 2 of a student, with equal weights"):
+    with pytest.raises(InputError, match=r"layer 4 of this gpt2 .* layer 2 .*with equal weights"):
         take_layers(model, [0, 3], KEY)
 
 
@@ -177,7 +176,7 @@ def test_a_model_in_training_stays_so(make_model: Any) -> None:
 def test_a_model_that_is_no_stack_of_layers_is_refused() -> None:
     from transformers import ResNetConfig
 
-    with pytest.raises(InputError, match="student: a resnet is not a stack of equal layers; give another model"):
+    with raises_problem("student", "resnet", "not a stack of equal layers", "give another model"):
         student_config(Student(), ResNetConfig(), KEY)
 
 

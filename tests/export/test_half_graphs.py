@@ -23,11 +23,11 @@ from export.generation.agreement import Agreement
 from export.graph.half_precision import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
 from foundation.artifacts.exported import Attentions, Engine, Fused
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export import half_graphs, sentiment
+from tests.problems import raises_problem
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
@@ -154,7 +154,7 @@ def test_ranges_are_of_selection_rows(tmp_path: Path) -> None:
 
 def test_fp16_needs_an_engine_that_has_it(tmp_path: Path) -> None:
     context = two(tmp_path, TARGET.model_copy(update={"engines": ("onnxruntime",)}))
-    with pytest.raises(InputError, match=r"stages.export.float_precision: fp16 given; of the engines tensorrt or torch_kernels has it"):
+    with raises_problem("stages.export.float_precision", "fp16", "tensorrt or torch_kernels"):
         Export(float_precision="fp16").check(None, None, context)
     Export(float_precision="fp16").check(None, None, two(tmp_path))
     Export(float_precision="bf16").check(None, None, two(tmp_path))  # in its graph, whatever the processor has

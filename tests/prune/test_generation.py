@@ -14,7 +14,6 @@ import torch
 from export.compressed_tensors import obstacle
 from export.graph.onnx import export_float
 from foundation.artifacts.artifact import Artifact
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
@@ -23,6 +22,7 @@ from foundation.stage.context import Context
 from prune.prune import Prune
 from quantize.quantize import Quantize
 from tests.foundation import tiny_gpt
+from tests.problems import raises_problem
 
 pytestmark = pytest.mark.whole
 
@@ -87,7 +87,5 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
 
 def test_there_are_no_texts_to_split(context: Context) -> None:
     config = load(tiny_gpt.checkpoint()).config
-    with pytest.raises(
-        InputError, match=r"stages\.prune\.granularity: vocabulary given; the rows of text-generation are token ids of the incoming model"
-    ):
+    with raises_problem("stages.prune.granularity", "vocabulary", "text-generation"):
         Prune(granularity=("heads", "vocabulary")).check(config, config, context)

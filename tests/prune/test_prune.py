@@ -22,6 +22,7 @@ from foundation.models.checkpoint import load
 from foundation.models.library import with_class
 from foundation.stage.context import Context
 from prune.prune import Prune
+from tests.problems import raises_problem
 from tests.prune.small_runs import pruned
 
 pytestmark = pytest.mark.whole
@@ -179,9 +180,7 @@ def test_a_vocabulary_of_which_too_little_is_left_is_refused(
     context = make_context()
     data = replace(context.data, train=Split(["good film", "bad film"] * 8, ClassIds(np.array([1, 0] * 8))))
     stage = Prune(**QUICK, sparsity=0, granularity=("vocabulary",))
-    with pytest.raises(
-        InputError, match=r"stages.prune.max_unknown: 0.001 given; .* of the tokens of the selection rows would become unknown"
-    ):
+    with raises_problem("stages.prune.max_unknown", "0.001", "selection rows", "unknown"):
         pruned(stage, checkpoint("bert"), replace(context, data=data), tmp_path / "out")
     stage = Prune(**QUICK, sparsity=0, granularity=("vocabulary",), max_unknown=1)
     model, figures = pruned(stage, checkpoint("bert"), replace(context, data=data), tmp_path / "cut")
@@ -223,7 +222,7 @@ def test_a_model_that_mixes_its_heads_is_refused(
         return output / (1 + output.abs().mean(dim=-1, keepdim=True)), weights
 
     monkeypatch.setattr(modeling_bert.BertSelfAttention, "forward", mixing)
-    with pytest.raises(InputError, match="a bert without some of its heads or neurons gives other outputs than with them set to 0"):
+    with pytest.raises(InputError, match="bert without some of its heads or neurons gives other"):
         pruned(Prune(**QUICK), checkpoint("bert"), make_context(), tmp_path / "out")
 
 
@@ -254,9 +253,9 @@ def test_experts_go_whole(checkpoint: Callable[..., Path], make_model: Callable[
     stage = Prune(granularity=("experts", "heads"), measure="parameters", sparsity=0.4, recover=None)
     after = stage.config_after(config)
     assert after.num_local_experts < 4
-    with pytest.raises(InputError, match="granularity: ffn given; the FFNs of this model are experts, which are pruned whole"):
+    with pytest.raises(InputError, match=r"granularity: ffn given; .* experts, which are pruned whole"):
         Prune(granularity=("ffn",)).config_after(config)
-    with pytest.raises(InputError, match=r"sparsity: 0\.9 given; pruning experts, heads can remove at most"):
+    with raises_problem("sparsity", "0.9", "experts, heads"):
         stage.model_copy(update={"sparsity": 0.9}).config_after(config)
 
 
@@ -364,6 +363,6 @@ def test_experts_of_a_width_of_their_own_are_planned(kind: str, granularity: Any
 
 
 def test_channels_run_through_all_modules() -> None:
-    with pytest.raises(ValidationError, match="protect: given, but channels and tokens run through all modules"):
+    with pytest.raises(ValidationError, match="protect: given, but channels and tokens"):
         Prune(granularity=("hidden",), protect=("*.layer.0",))
     assert Prune(granularity=("hidden", "heads"), protect=("*.layer.0",)).protect

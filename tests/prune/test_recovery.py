@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.errors import InputError
 from foundation.data.splits import Split
 from foundation.labels import candidates
 from foundation.labels.classes import ClassIds
@@ -25,6 +24,7 @@ from foundation.training.train import Batch
 from prune.choices import Recover
 from prune.recovery import RecoveryObjective, check_hidden, hidden_loss, part_of
 from prune.surgery import KeptUnits, shrink
+from tests.problems import raises_problem
 
 KEY = "stages.prune"
 
@@ -81,9 +81,7 @@ def test_hidden_states_take_a_teacher_of_the_same_shape(make_model: Callable[...
     check_hidden(Recover(), config, other, KEY)
     check_hidden(Recover(hidden_weight=1.0), config, config, KEY)
     for settings, teacher in ((Recover(hidden_weight=1.0), other), (Recover(hidden_weight=1.0, distill=False), config)):
-        with pytest.raises(
-            InputError, match=r"stages.prune.hidden_weight: 1 given; it needs distill: true and a teacher with the 3 layers"
-        ):
+        with raises_problem("stages.prune.hidden_weight", "1", "distill: true", "3 layers"):
             check_hidden(settings, config, teacher, KEY)
 
 

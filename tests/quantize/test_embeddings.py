@@ -28,6 +28,7 @@ from quantize.quantize import Quantize
 from tests.export.generation.test_agreement import context
 from tests.export.generation.test_codes import FLOAT, logits
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
+from tests.problems import raises_problem
 
 
 @settings(deadline=None, max_examples=20)
@@ -114,7 +115,7 @@ def test_scales_of_another_table_are_refused() -> None:
 
 
 def test_tables_are_for_language_models(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="embeddings: true given for text-classification; it is for text-generation"):
+    with raises_problem("embeddings", "true", "text-classification", "text-generation"):
         Quantize(embeddings=True).check(None, None, context("gpt2", tmp_path, task="text-classification"))
 
 

@@ -29,6 +29,7 @@ from foundation.stage.context import Context
 from quantize.calibration import threshold
 from quantize.products import check_attention, observe, sites_of
 from quantize.quantize import Quantize
+from tests.problems import raises_problem
 
 SELF = "bert.encoder.layer.{}.attention.self"
 RESIDUALS = [f"bert.encoder.layer.{i}.{dense}.dense/residual" for i in range(2) for dense in ("attention.output", "output")]
@@ -112,7 +113,7 @@ def test_values_without_a_range_are_refused_by_name(bert: Artifact, bad: float) 
 def test_attention_that_is_not_called_through_the_registry_is_refused() -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 20}
     model = transformers.AutoModelForSequenceClassification.from_config(transformers.DebertaV2Config(**sizes)).eval()
-    with pytest.raises(InputError, match=r"^stages\.quantize\.attention: DebertaV2ForSequenceClassification does not call") as refused:
+    with raises_problem("stages.quantize.attention", "DebertaV2ForSequenceClassification does not call") as refused:
         check_attention(model, {"input_ids": torch.ones(1, 3, dtype=torch.int64)}, forward, "stages.quantize.attention")
     assert len(refused.value.lines) == 1
 
@@ -126,7 +127,7 @@ def test_attention_that_is_more_than_the_formula_is_refused(bert: Artifact, monk
     check_attention(model, rows(bert), forward, "key")
     model.set_attn_implementation("eager")
     monkeypatch.setattr("transformers.models.bert.modeling_bert.eager_attention_forward", capped)
-    with pytest.raises(InputError, match="the attention of BertForSequenceClassification is more than softmax"):
+    with pytest.raises(InputError, match="attention of BertForSequenceClassification is more"):
         check_attention(model, rows(bert), forward, "key")
 
 
@@ -256,7 +257,7 @@ def test_the_ladder_judges_what_it_keeps(bert: Artifact, context: Context, tmp_p
 
 
 def test_no_residual_behind_an_int8_layer_is_an_error(bert: Artifact, context: Context, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"stages\.quantize\.residual: no addition follows an int8 linear layer"):
+    with raises_problem("stages.quantize.residual", "no addition", "int8 linear layer"):
         run(bert, context, tmp_path / "out", residual=True, exclude=("*.output.dense",))
 
 

@@ -12,10 +12,10 @@ from export.divided import proof
 from export.divided.rank import folder_of
 from export.export import Export
 from export.parity.parity import ParityError
-from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 from tests.plain_reports import contents
+from tests.problems import raises_problem
 
 
 def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
@@ -47,9 +47,7 @@ def test_ranks_that_answer_otherwise_end_the_stage(tmp_path: Path, monkeypatch: 
 def test_it_is_refused_before_the_run(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
     config = Checkpoint(sentiment.checkpoint(), "model").config
-    with pytest.raises(
-        InputError, match=r"^stages.export.tensor_parallel: 3 given, but block 0 has 4 attention heads; give 2, the nearest"
-    ):
+    with raises_problem("stages.export.tensor_parallel", "3", "block 0 has 4 attention heads", "give 2"):
         Export(tensor_parallel=3).check(config, None, context)
     Export(tensor_parallel=4).check(config, None, context)
 

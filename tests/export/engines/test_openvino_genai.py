@@ -16,7 +16,6 @@ from export.engines.torch import Torch
 from export.generation.cached_graph import cached_graph
 from export.generation.genai_folder import MODEL, paged_obstacle
 from foundation.core.decoding import Decoding
-from foundation.core.errors import InputError
 from foundation.labels.next_token import answers_of, labels_of, perplexity
 from foundation.models.checkpoint import load, load_float
 from foundation.models.layers.experts import with_separate_experts
@@ -25,6 +24,7 @@ from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, 
 from tests.export.generation.test_cached_graph import Session
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY
+from tests.problems import raises_problem
 from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
@@ -203,7 +203,7 @@ def test_beams_are_those_of_transformers(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["paged", "stateful"])
 def test_a_search_that_penalizes_repetitions_is_refused_in_one_line(mode: str) -> None:
     (prompt,) = prompts((9,))
-    with pytest.raises(InputError, match=r"repetition_penalty: 3 given with 4 beams; .*: leave one of them out, or answer in torch"):
+    with raises_problem("repetition_penalty", "3", "4 beams", "leave one of them out, or answer in torch"):
         engine("llama", None, mode).generate([prompt], Decoding(max_tokens=4, beams=4, repetition_penalty=3.0))
 
 

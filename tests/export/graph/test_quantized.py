@@ -31,7 +31,6 @@ from export.graph.quantized import precision_of, write_graphs
 from export.parity.dynamic import compare_all, dynamic_gemms
 from export.share import share
 from foundation.artifacts.graph import Graph
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
@@ -43,6 +42,7 @@ from foundation.schemes.int8 import DynamicScales, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
+from tests.problems import raises_problem
 from tests.seldom import seldom
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
@@ -226,7 +226,7 @@ def test_parity_of_tokens_finds_what_is_wrong(spoiled: str) -> None:
 def test_compressed_tensors_is_for_quantized_decoders(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": quantized("w4a16")})
     assert Export()._compressed(context, tmp_path) is None
-    with pytest.raises(InputError, match=r"stages.export.compressed_tensors: quantize is no quantized decoder"):
+    with raises_problem("stages.export.compressed_tensors", "quantize is no quantized decoder"):
         Export(compressed_tensors=True)._compressed(context, tmp_path)
 
 

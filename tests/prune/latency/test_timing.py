@@ -19,6 +19,7 @@ from foundation.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import Timing, table_folder
 from prune.prune import Prune
+from tests.problems import raises_problem
 from tests.prune.small_runs import pruned
 from tests.seldom import seldom
 
@@ -183,7 +184,7 @@ def test_a_table_is_measured_once_on_a_machine(
 
 def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
     context = replace(make_context(), measure_latency=Engine())
-    with pytest.raises(InputError, match=r"stages.prune.speedup: the target is 0.392 ms; the smallest .* takes 1.52 ms: allow more"):
+    with raises_problem("stages.prune.speedup", "0.392 ms", "smallest", "1.52 ms", "allow more"):
         pruned(Prune(**QUICK, speedup=10.0), checkpoint("bert"), context, tmp_path / "out")
     for latency, message in (
         ({"batch": 3, "sequence": 8, "value": 1.0}, r"latency_ms.batch: 3 given; give a batch size of the target: 1, 8"),
@@ -246,5 +247,5 @@ def test_the_least_time_with_layers_is_said(checkpoint: Callable[..., Path], mak
     """One layer of one head and four neurons: 0.5 + 0.1 + 0.2 + 0.04 ms."""
     context = replace(make_context(), measure_latency=Engine())
     stage = Prune(**{**QUICK, "granularity": ["layers", "heads", "ffn"]}, latency_ms={"sequence": 8, "value": 0.7})
-    with pytest.raises(InputError, match=r"stages.prune.latency_ms: the target is 0.7 ms; the smallest .* takes 0.84 ms"):
+    with raises_problem("stages.prune.latency_ms", "0.7 ms", "smallest", "0.84 ms"):
         pruned(stage, checkpoint("bert"), context, tmp_path / "out")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from foundation.artifacts.artifact import Artifact
-from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data
 from foundation.models.checkpoint import load
@@ -17,6 +16,7 @@ from foundation.models.config import ModelConfig
 from foundation.models.importing import import_model
 from foundation.stage.context import Context
 from prune.sparsify.sparsify import Sparsify
+from tests.problems import raises_problem
 from tests.quantize.conftest import images
 from tests.told import Told
 
@@ -51,5 +51,5 @@ def test_it_is_trained(method: str, convnext: Artifact, context: Context, tmp_pa
 
 def test_hidden_states_of_no_one_width_are_refused(convnext: Artifact, context: Context) -> None:
     config = load(convnext.path).config
-    with pytest.raises(InputError, match=r"recover.hidden_weight: 1 given; the layers of a convnext differ in width: leave it out"):
+    with raises_problem("recover.hidden_weight", "1", "convnext", "leave it out"):
         Sparsify(method="magnitude", recover={**TRAINED, "hidden_weight": 1.0}).check(config, config, context)

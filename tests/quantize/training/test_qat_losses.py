@@ -33,6 +33,7 @@ from quantize.quantize import Quantize
 from quantize.steps import Steps
 from quantize.training.linear import QatLinear
 from quantize.training.qat import insert, key_of, learn
+from tests.problems import raises_problem
 from tests.quantize.training.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole
@@ -240,5 +241,5 @@ def test_what_contradicts_itself_is_refused(given: Any, message: str) -> None:
 def test_losses_are_checked_before_the_run(bert: Artifact, run: Context) -> None:
     config: Any = load(bert.path).config
     stage = Quantize(mode="qat", qat={"losses": [{"name": "tinybert", "layers": [3]}]})
-    with pytest.raises(InputError, match=r"stages.quantize.qat.losses\[0\].layers: \[3\] given; give at most 2 layers, each from 1 to 2"):
+    with raises_problem("stages.quantize.qat.losses[0].layers", "[3]", "at most 2 layers, each from 1 to 2"):
         stage.check(config, config, run)
