@@ -36,6 +36,7 @@ from pydantic import Field, model_validator
 from export.choices import FloatSetting, Generation
 from foundation.artifacts import exported
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
+from foundation.artifacts.store import BUILD
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
@@ -181,7 +182,7 @@ class Export(Stage):
         """Whether float builds of the checkpoints that are there are kept."""
         from export.builds import planned
 
-        if context.shared is None or not context.checkpoints or not any(context.shared.glob("build-*")):
+        if context.shared is None or not context.checkpoints or not any(context.shared.glob(f"{BUILD}*")):
             return False
         reuse = self._reuse(context, context.shared, {})
         return any(reuse.keeps(build) for build in planned(context, self.variants, self.generation.draft))

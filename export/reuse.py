@@ -26,7 +26,7 @@ from export.builds import Build, Request, has_half_graphs
 from foundation.artifacts import exported
 from foundation.artifacts.artifact import DamagedArtifact, digest, load, seal, verify, write_json, writing
 from foundation.artifacts.document import read
-from foundation.artifacts.store import holding
+from foundation.artifacts.store import BUILD, holding
 from foundation.core.arrays import Array
 from foundation.core.json_value import Json
 from foundation.stage.context import Context
@@ -95,7 +95,7 @@ class Reuse:
     def _place(self, key: str) -> Path:
         """Returns the place of a build in the store."""
         assert self.context.shared is not None, "builds are reusable only in a shared store"
-        return self.context.shared / f"build-{key[:16]}"
+        return self.context.shared / f"{BUILD}{key[:16]}"
 
     def _is_reusable(self, build: Build) -> bool:
         facts, context = self.context.facts, self.context

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 from foundation.artifacts.run_folder import locked, open_run, unfinished
-from foundation.artifacts.store import is_shared
+from foundation.artifacts.store import BUILD, is_shared
 from foundation.core.errors import InputError
 
 
 def clean(folder: Path) -> list[Path]:
     """Removes all artifacts that neither the last finished run nor a stopped later one uses.
 
-    Of a stopped run the finished artifacts stay, and the training checkpoints of the stage that it was in.
+    Of a stopped run the finished artifacts stay, with the training checkpoints and the finished builds of the stage that it was in.
 
     Args:
         folder: A finished run.
@@ -30,9 +30,11 @@ def clean(folder: Path) -> list[Path]:
         )
     open_run(folder)  # a folder that is no run is not locked, and so not created
     with locked(folder):
-        names = {found.path.name for found in open_run(folder).artifacts.values()} | unfinished(folder)
+        stopped = unfinished(folder)
+        names = {found.path.name for found in open_run(folder).artifacts.values()} | stopped
         kept = (*names, *(f".{name}.scratch" for name in names))
-        unused = [path for path in sorted((folder / "stages").iterdir()) if not _is_of(path.name, kept)]
+        builds = {path for path in (folder / "stages").glob(f"{BUILD}*") if stopped}  # the stopped export goes on from its own
+        unused = [path for path in sorted((folder / "stages").iterdir()) if path not in builds and not _is_of(path.name, kept)]
         for path in unused:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

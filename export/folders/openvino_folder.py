@@ -68,7 +68,9 @@ def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
     imports, lines = reading(facts, "np")
     outputs = [HIDDEN] if facts.embeds_texts else [*SPANS] if facts.finds_spans else [LOGITS]
     compiled = (
-        f'model = openvino.Core().compile_model("{PLACE}/{NETWORK}", "CPU", {properties})\nnames = [port.any_name for port in model.inputs]'
+        f'network = openvino.Core().read_model("{PLACE}/{NETWORK}")\n'
+        "names = [port.any_name for port in network.inputs]\n"  # the compiled model's inputs may have others
+        f'model = openvino.Core().compile_model(network, "CPU", {properties})'
     )
     results = "\n".join(f'{output} = answers["{output}"]' for output in outputs)
     more = "\nvectors = last_hidden_state[:, 0]" if facts.embeds_texts else ""

@@ -17,6 +17,8 @@ from pathlib import Path
 
 STAGES = "stages"
 LOCKS = ".locks"
+BUILD = "build-"
+"""Start of the names of builds that exports share."""
 
 
 def share(folder: Path, store: Path) -> None:

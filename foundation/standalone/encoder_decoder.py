@@ -44,7 +44,9 @@ class EncoderDecoder:
         for row, source in enumerate(sources):
             ids[row, : len(source)], mask[row, : len(source)] = source, 1
         self._encoding.infer({"input_ids": ids, "attention_mask": mask})
-        read = {**self._encoding.outputs(), "attention_mask": mask}
+        asked = {name for port in self.decoder.inputs for name in port.names}
+        outputs = {name: values for name, values in self._encoding.outputs().items() if name in asked}
+        read = {**outputs, "attention_mask": mask}
         return Group(self._free.pop() if self._free else Request(self.decoder), read, self._free.append)
 
 

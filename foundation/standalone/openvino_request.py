@@ -57,8 +57,10 @@ class Request:
 
     def __init__(self, model: Any, *, known: bool = False) -> None:
         self.model, self._request = model, model.create_infer_request()
-        names = [port.any_name for port in model.inputs] if known else []
-        self._own: dict[str, NDArray[Any]] = {name: self._request.get_tensor(name).data for name in names}
+        self._own: list[tuple[frozenset[str], NDArray[Any]]] = []
+        """Names and memory of the inputs of a known shape. The compiler adds the names of operations that it removes behind an input."""
+        if known:
+            self._own = [(frozenset(port.names), self._request.get_tensor(port).data) for port in model.inputs]
         self._lent: dict[str, NDArray[Any]] = {}
         """Arrays that the request reads in place: the request itself does not keep their memory alive."""
 
@@ -80,19 +82,24 @@ class Request:
             RuntimeError: As for `bind`.
             TypeError: An array has another type than an input whose shape is known; int64 goes into int32.
             ValueError: It has another shape.
+            KeyError: An input of a known shape is missing.
         """
-        self.bind({name: values for name, values in inputs.items() if name not in self._own})
-        for name, memory in self._own.items():
+        copied: set[str] = set()
+        for names, memory in self._own:
+            name = next((name for name in names if name in inputs), min(names))
+            copied.add(name)
             if inputs[name].shape != memory.shape:  # a single row would be repeated
                 raise ValueError(f"{name}: shape {list(inputs[name].shape)} given; the model is compiled for {list(memory.shape)}")
             np.copyto(memory, inputs[name], casting="same_kind" if memory.dtype == np.int32 else "equiv")
+        self.bind({name: values for name, values in inputs.items() if name not in copied})
         self._request.start_async()
         self._request.wait()
         return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
 
     def outputs(self) -> dict[str, NDArray[Any]]:
-        """Returns copies of all outputs of the last run, by name."""
-        return {port.any_name: np.array(self._request.get_tensor(port).data) for port in self.model.outputs}
+        """Returns copies of all outputs of the last run, by each of their names."""
+        found = [(port.names, np.array(self._request.get_tensor(port).data)) for port in self.model.outputs]
+        return {name: values for names, values in found for name in names}
 
     def reset_state(self) -> None:
         """Forgets what the model keeps from run to run."""

@@ -57,6 +57,24 @@ LAYOUTS = st.sampled_from(["plain", "columns first", "every second", "read only"
 ANY, FIXED = opened(), opened((3, WIDTH))
 
 
+@pytest.mark.parametrize("other", ["hidden", "a", "view", "ids_2"])
+@pytest.mark.parametrize("shape", [(), (2, 4)])
+def test_an_input_is_found_by_its_own_name(other: str, shape: tuple[int, ...]) -> None:
+    """OpenVINO 2026.4.1 gives an input of a compiled model the name of a reshape that it removes, and may name that one first."""
+    ids = ops.parameter([-1, 4], np.int64, name="input_ids")
+    ids.output(0).set_names({"input_ids"})
+    removed = ops.reshape(ids, np.array([-1, 4], np.int64), special_zero=False)
+    removed.output(0).set_names({other})
+    y = ops.multiply(ops.convert(removed, "f32"), np.float32(2))
+    y.output(0).set_names({"y"})
+    model = compiled(openvino.Core(), openvino.Model([y], [ids], "small"), shape, {})
+    assert model.inputs[0].names == {"input_ids", other}
+    request, values = Request(model, known=bool(shape)), np.arange(8).reshape(2, 4)
+    np.testing.assert_array_equal(request.infer({"input_ids": values}), 2 * values)
+    with pytest.raises(KeyError) if shape else pytest.raises(RuntimeError):
+        request.infer({"another": values})
+
+
 @given(st.lists(st.tuples(st.integers(1, 6), LAYOUTS, LAYOUTS), min_size=1, max_size=4))
 def test_any_shape_and_any_memory(runs: list[tuple[int, str, str]]) -> None:
     request = Request(ANY)
