@@ -4,7 +4,8 @@ Requests are encoded before the clock starts; a prepared one may be under way ma
 the bytes that they are. How an error counts is the same for both protocols:
 
     refused     the request was not taken, or its connection was lost: UNAVAILABLE, RESOURCE_EXHAUSTED; 503, 429; errors of the socket
-    timed_out   no answer within the time limit, ours or the server's: DEADLINE_EXCEEDED; 504, 408
+    timed_out   no answer within the time limit, ours or the server's: DEADLINE_EXCEEDED; 504, 408; Triton's message for its own
+                queue, whatever the status
     failed      the server answered with any other error
 
 Answers are compared with the first one to the same request, bit by bit, by their digests. Whether that one is right is not looked at.
@@ -47,6 +48,8 @@ MEASURED = {
 }
 """Inputs of the models that can be measured, and what their rows are."""
 METADATA_SECONDS = 10.0
+QUEUED_TOO_LONG = "Request timeout expired"
+"""Triton's message for a request that has waited too long in its queue."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "503", "429")
@@ -306,6 +309,8 @@ def _listed(ready: list[str] | None) -> str:
 def _kind(error: Exception) -> Kind:
     if isinstance(error, InferenceServerException):
         status = error.status()
+        if QUEUED_TOO_LONG in (error.message() or ""):
+            return "timed_out"
         return "refused" if status in _REFUSED else "timed_out" if status in _TIMED_OUT else "failed"
     if isinstance(error, TimeoutError):
         return "timed_out"

@@ -23,6 +23,8 @@ WORDS = {  # a row with this text: status of gRPC and HTTP
     "deadline": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     "invalid": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "internal": (grpc.StatusCode.INTERNAL, 500),
+    "Exceeds maximum queue size": (grpc.StatusCode.UNAVAILABLE, 503),  # as Triton itself says it
+    "Request timeout expired": (grpc.StatusCode.UNAVAILABLE, 503),
 }
 SLOW = "slow"
 TEXT = {"TEXT": ("BYTES", [-1, 1])}

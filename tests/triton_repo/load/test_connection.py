@@ -128,10 +128,11 @@ def test_answers_that_differ_from_the_first_one_to_the_same_request_are_counted(
 
 @both
 def test_errors_by_kind(protocol):
-    words = ["unavailable", "exhausted", "deadline", "invalid", "internal", "fine"]
+    words = ["unavailable", "exhausted", "deadline", "invalid", "internal", "fine", "Exceeds maximum queue size", "Request timeout expired"]
     with serving(Fake()) as fake:
         found = send_all(fake, protocol, [[word] for word in words])
-    assert [failure and failure.kind for failure in found] == ["refused", "refused", "timed_out", "failed", "failed", None]
+    kinds = ["refused", "refused", "timed_out", "failed", "failed", None, "refused", "timed_out"]
+    assert [failure and failure.kind for failure in found] == kinds
     assert found[0].message == "the word was unavailable"
     assert all("\n" not in failure.message for failure in found if failure)
 
