@@ -74,7 +74,7 @@ def test_the_wheel_holds_what_is_not_python(installed: Installed) -> None:
     assert {f"triton_repo/{path}" for path in docker} <= inside
     assert {f"compress/report/templates/{path.name}" for path in (ROOT / "compress" / "report" / "templates").iterdir()} <= inside
     assert {f"{name}/py.typed" for name in NAMES if name != "cli"} <= inside
-    assert "triton_repo/server-requirements.txt" in inside
+    assert {"triton_repo/server-requirements.txt", "triton_repo/server-additions.txt"} <= inside
     tops = {name.split("/")[0] for name in inside if ".dist-info" not in name}
     assert tops == {"cli.py", *NAMES} - {"cli"}
 

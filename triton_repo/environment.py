@@ -5,6 +5,9 @@ returns empty numeric outputs and crashes on a string output. So the server has 
 
     $COMPRESS_SERVER_ENV, else $XDG_CACHE_HOME (or ~/.cache) /compress/server-<first 12 digits of the sha256 of the requirements>
 
+`server-additions.txt` pins what single features of a served model need besides. It is no part of that name, so that an environment and the
+cached results of a run outlive it: `build` adds it to an environment that is there, and a feature without its package is refused.
+
 A virtual environment contains its own path and cannot be moved into place; instead a marker file, written last, marks it complete.
 
 Not supported: systems other than Linux on x86-64 or arm64 with glibc 2.35 or newer, and Python below 3.8 or above 3.13.
@@ -32,7 +35,8 @@ from foundation.machine.environment import cache_folder
 
 VARIABLE = "COMPRESS_SERVER_ENV"
 REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")
-MARKER = "compress-server.txt"
+ADDITIONS = Path(__file__).with_name("server-additions.txt")
+MARKER, ADDED = "compress-server.txt", "compress-additions.txt"
 FIX = "run `compress doctor --fix`"
 MAX_SECONDS = 1800.0
 _OFFLINE = re.compile(
@@ -140,10 +144,12 @@ def build() -> ServerEnvironment:
     path = location()
     with _building(path):
         try:
-            return check()
+            found = check()
         except InputError:
             _install(path)
-        return check()
+            found = check()
+        _add(path)
+        return found
 
 
 class _Broken(Exception):
@@ -176,12 +182,31 @@ def _install(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(path)])
-        pip = [str(path / "bin" / "python3"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-        _run([*pip, "--requirement", str(REQUIREMENTS)])
+        _run([*_pip(path), "--requirement", str(REQUIREMENTS)])
         write_text(path / MARKER, lock_digest() + "\n")
     except (_Broken, OSError) as error:
         shutil.rmtree(path, ignore_errors=True)
         raise InputError("server environment", f"{path} cannot be built: {error}", remedy=_remedy(str(error))) from error
+
+
+def _add(path: Path) -> None:
+    """Installs the additions into an environment that works, unless it has them.
+
+    Raises:
+        InputError: They cannot be installed.
+    """
+    wanted, marker = ADDITIONS.read_text(encoding="utf-8"), path / ADDED
+    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+        return
+    try:
+        _run([*_pip(path), "--no-deps", "--requirement", str(ADDITIONS)])
+        write_text(marker, wanted)
+    except (_Broken, OSError) as error:
+        raise InputError("server environment", f"{path}: additions cannot be installed: {error}", remedy=_remedy(str(error))) from error
+
+
+def _pip(path: Path) -> list[str]:
+    return [str(path / "bin" / "python3"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
 
 
 def _remedy(cause: str) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,20 @@ NEVER = np.float32(-np.inf)
 """Score of what must not be chosen. Transformers writes -1e9, which penalties of long answers reach."""
 LARGEST_POWER = 1e25
 """A sum of log-probabilities divided by this, or multiplied with it, is still a float32."""
+
+
+class Structure(Protocol):
+    """What the tokens of one answer may be, such as those of a JSON schema."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is complete: no token may follow but an end token."""
+
+    def allowed(self, size: int) -> NDArray[np.bool_]:
+        """Returns whether each token may come next [size]; at least one may."""
+
+    def take(self, token: int) -> None:
+        """Takes the next token."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,8 @@ class Text:
     """Tokens read besides the start: the prompt of a decoder, which the repetition penalty counts too."""
     stopped: bool = False
     """Whether somebody outside has ended it."""
+    structure: Structure | None = None
+    """What its tokens may be, besides a first one that the model fixes; None: all."""
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.rules.seed)
@@ -84,8 +100,8 @@ class Text:
 
     @property
     def ended(self) -> str | None:
-        """Why the answer is complete: stop (an end token, or ended from outside) or length; None while it is not."""
-        if self.stopped or (self.tokens and self.tokens[-1] in self.rules.ends):
+        """Why the answer is complete: stop (an end token, a complete structure, or ended from outside) or length; None while it is not."""
+        if self.stopped or (self.structure is not None and self.structure.complete) or (self.tokens and self.tokens[-1] in self.rules.ends):
             return "stop"
         return "length" if len(self.tokens) >= self.rules.max_tokens else None
 
@@ -96,7 +112,11 @@ class Text:
             token = rules.first
         else:
             scores_V = penalized(logits_V, (self.start, *self.before), self.tokens, rules)
+            if self.structure is not None:
+                scores_V = np.where(self.structure.allowed(len(scores_V)), scores_V, NEVER)
             token = int(scores_V.argmax()) if rules.temperature == 0 else self._drawn(scores_V)
+            if self.structure is not None:
+                self.structure.take(token)
         self.tokens.append(token)
         return token
 

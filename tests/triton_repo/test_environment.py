@@ -104,6 +104,20 @@ def test_a_failed_build_leaves_nothing_and_quotes_pip(cache, monkeypatch):
     assert not cache.exists()
 
 
+def test_additions_are_installed_once_into_an_environment_that_is_there(cache, monkeypatch):
+    calls: list[list[str]] = []
+    monkeypatch.setattr(environment, "check", lambda: "found")
+    monkeypatch.setattr(environment, "_run", lambda command, variables=None: calls.append(command) or "")
+    interpreter(cache, "exit 0")
+    assert (environment.build(), environment.build()) == ("found", "found")
+    [call] = calls
+    assert call[-2:] == ["--requirement", str(environment.ADDITIONS)]
+    assert "--no-deps" in call
+    (cache / environment.ADDED).write_text("llguidance==0.1\n")
+    environment.build()
+    assert len(calls) == 2
+
+
 def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

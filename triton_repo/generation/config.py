@@ -20,7 +20,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from foundation.core.json_value import Json
 from triton_repo.config import check_name
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
+from triton_repo.generation.served.request import FIELDS, INPUT_IDS, JSON_SCHEMA, MESSAGES, REGEX, STOP, STOP_TOKENS, TEXT
 
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
@@ -37,6 +37,8 @@ PROMPTS: Mapping[str, tuple[str, int, str]] = {
     INPUT_IDS: ("TYPE_INT64", -1, "or token ids"),
     STOP: ("TYPE_STRING", -1, "texts that end the answer; they are not part of it"),
     STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides the model's own"),
+    JSON_SCHEMA: ("TYPE_STRING", 1, "a JSON schema that the whole answer fits; not in OpenVINO GenAI"),
+    REGEX: ("TYPE_STRING", 1, "or a regular expression that it matches"),
 }
 """The same for each input that is not a field."""
 

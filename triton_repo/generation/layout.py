@@ -62,8 +62,10 @@ class Parts:
 
 PARTS = {
     "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, stretches)),
-    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
-    "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, openvino_request, decoding_rules)),
+    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py", "structures.py"), (onnx_decoder, decoding_rules)),
+    "openvino_seq2seq": Parts(
+        SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py", "structures.py"), (encoder_decoder, openvino_request, decoding_rules)
+    ),
 }
 """Keyed by engine."""
 
@@ -199,10 +201,10 @@ Outputs:
 |---|---|---|
 {outputs}
 
-To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`, `tokenizers`, `jinja2`
-and, for `batched`, `onnxruntime`. In a Triton container with the Python backend:
+To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`, `tokenizers`, `jinja2`,
+for `batched` also `onnxruntime`, and `llguidance` for JSON_SCHEMA and REGEX. In a Triton container with the Python backend:
 
-    pip install 'numpy<2' openvino openvino-genai tokenizers jinja2 onnxruntime
+    pip install 'numpy<2' openvino openvino-genai tokenizers jinja2 onnxruntime llguidance
     tritonserver --model-repository=/models --disable-auto-complete-config
 
 With curl:

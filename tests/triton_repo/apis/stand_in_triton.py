@@ -118,7 +118,14 @@ class Triton:
     async def _metadata(self, request: Any, timeout: float) -> Any:
         described = pb.ModelMetadataResponse(name=request.name)
         if request.name == "story":
-            for name, kind in {"TEXT": "BYTES", "MESSAGES": "BYTES", "INPUT_IDS": "INT64", "STOP": "BYTES"}.items():
+            for name, kind in {
+                "TEXT": "BYTES",
+                "MESSAGES": "BYTES",
+                "INPUT_IDS": "INT64",
+                "STOP": "BYTES",
+                "JSON_SCHEMA": "BYTES",
+                "REGEX": "BYTES",
+            }.items():
                 described.inputs.add(name=name, datatype=kind, shape=[-1 if name in ("INPUT_IDS", "STOP") else 1])
             for name, kind in {"MAX_TOKENS": "INT32", "TEMPERATURE": "FP32", "TOP_P": "FP32", "SEED": "INT64", "STREAM": "BOOL"}.items():
                 described.inputs.add(name=name, datatype=kind, shape=[1])

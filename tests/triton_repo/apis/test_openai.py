@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import aiohttp
@@ -135,6 +136,38 @@ def test_answers_and_settings_are_those_of_the_model(
     assert sent == inputs
 
 
+SCHEMA = {"type": "object", "properties": {"na\u00efve": {"type": "integer"}}}
+STRUCTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"response_format": {"type": "json_object"}}, {"JSON_SCHEMA": {"type": "object"}}),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}}, {"JSON_SCHEMA": SCHEMA}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"JSON_SCHEMA": SCHEMA}),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"JSON_SCHEMA": SCHEMA}),
+    ({"structured_outputs": {"json_object": True}}, {"JSON_SCHEMA": {"type": "object"}}),
+    ({"structured_outputs": {"regex": "a|b"}}, {"REGEX": "a|b"}),
+    ({"structured_outputs": {"choice": ["yes", "n.o"]}}, {"REGEX": "yes|n\\x{2e}o"}),
+    ({"guided_json": SCHEMA}, {"JSON_SCHEMA": SCHEMA}),
+    ({"guided_regex": "a+"}, {"REGEX": "a+"}),
+    ({"guided_choice": ["yes"]}, {"REGEX": "yes"}),
+]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(("asked", "inputs"), STRUCTURES)
+def test_what_an_answer_has_to_be_reaches_the_model(chat: bool, asked: dict[str, Any], inputs: dict[str, Any], served: Any) -> None:
+    triton = Triton()
+
+    async def ask(address: str) -> None:
+        if chat:
+            await client(address).chat.completions.create(model="story", messages=[{"role": "user", "content": "a"}], extra_body=asked)
+        else:
+            await client(address).completions.create(model="story", prompt="a", extra_body=asked)
+
+    served(ask, "story", triton=triton)
+    sent = inputs_of(triton.requests[0])
+    found = {name: sent[name] for name in ("JSON_SCHEMA", "REGEX") if name in sent}
+    assert {name: json.loads(text) if name == "JSON_SCHEMA" else text for name, text in found.items()} == inputs
+
+
 def test_several_prompts_have_an_answer_each(served: Any) -> None:
     async def ask(address: str) -> Any:
         return await client(address).completions.create(model="story", prompt=["a b", "c", "d e f"])
@@ -157,7 +190,12 @@ def test_token_ids_are_a_prompt(served: Any) -> None:
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"extra_body": {"structured_outputs": {"grammar": "start: /a/"}}}, "structured_outputs.grammar"),
+        ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice"),
+        ({"response_format": {"type": "json_object"}, "extra_body": {"guided_regex": "a"}}, "response_format and guided_regex"),
+        ({"extra_body": {"structured_outputs": {"json": {}, "regex": "a"}}}, "structured_outputs.json and structured_outputs.regex"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from export.engines.onnxruntime_decoder import MODEL, properties
 from foundation.core.decoding import Decoding
 from foundation.standalone import onnx_decoder
+from foundation.standalone.decoding_rules import Structure
+from foundation.standalone.language_text import LanguageText
 from foundation.standalone.onnx_decoder import OnnxDecoder
 from tests.export.engines.test_onnxruntime_decoder import engine as alone_engine
 from tests.export.engines.test_onnxruntime_decoder import folder
@@ -24,7 +28,8 @@ from triton_repo.generation.served import batched as batching
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
 from triton_repo.generation.served.batched import Batched
-from triton_repo.generation.served.request import FIELDS, Request
+from triton_repo.generation.served.request import FIELDS, REGEX, WRONG, Request, Wanted
+from triton_repo.generation.served.structures import Structures
 
 pytestmark = pytest.mark.whole
 
@@ -70,7 +75,14 @@ def batched() -> Iterator[Paused]:
     assert not engine._thread.is_alive()
 
 
-def submit(engine: Batched, prompt: np.ndarray, decode: Callable[[list[int]], str] | None = None, **given: Any) -> Client:
+def submit(
+    engine: Batched,
+    prompt: np.ndarray,
+    decode: Callable[[list[int]], str] | None = None,
+    structure: Structure | None = None,
+    stop: tuple[str, ...] = (),
+    **given: Any,
+) -> Client:
     values = {field.name: field.default for field in FIELDS} | {
         "MAX_TOKENS": TOKENS,
         "TIMEOUT_SECONDS": 60.0,
@@ -78,7 +90,7 @@ def submit(engine: Batched, prompt: np.ndarray, decode: Callable[[list[int]], st
     }
     client = Client()
     decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
-    engine.submit(Answer(Request(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    engine.submit(Answer(Request(prompt.astype(np.int64), {**values, **given}, stop, ()), client, decode, 0, structure))
     return client
 
 
@@ -267,3 +279,57 @@ def test_who_leaves_while_a_long_prompt_is_read_does_not_take_it_along(monkeypat
         tokens(writing)
         engine.free = True
         assert tokens(reading) == alone(long, stop_tokens=())
+
+
+def text(client: Client) -> str:
+    tokens(client)
+    return "".join(piece["TEXT"] for piece in client.pieces)
+
+
+@cache
+def structures() -> Structures:
+    return Structures(LanguageText.load(folder("llama")), VOCABULARY, ENDS)
+
+
+@pytest.mark.parametrize("sampled", [{}, {"TEMPERATURE": 1.5, "SEED": 3}])
+def test_an_answer_with_a_structure_matches_it_and_changes_no_other(sampled: dict[str, Any]) -> None:
+    asked = prompts((3, 40, 14), seed=21)
+    expected = [alone(prompt) for prompt in asked]
+    free = alone(asked[0], ignore_end=True)
+    with batched() as engine:
+        before = [submit(engine, prompt) for prompt in asked[:2]]
+        for _ in range(2):
+            engine.steps.release()
+        beside = [submit(engine, asked[0], structure=structures().begin(Wanted(REGEX, "[a-f]{3,9}(x|yz)")), **sampled) for _ in range(2)]
+        later = submit(engine, asked[2])
+        engine.free = True
+        assert [tokens(client) for client in (*before, later)] == expected
+        for client in beside:
+            assert re.fullmatch("[a-f]{3,9}(x|yz)", text(client))
+            assert client.pieces[-1]["FINISH_REASON"] == "stop"
+            assert tokens(client) != free[: len(tokens(client))]
+        assert engine.running == 0
+
+
+def test_an_answer_with_a_structure_ends_at_its_length_and_at_a_stop_text() -> None:
+    (prompt,) = prompts((5,), seed=22)
+    with batched() as engine:
+        engine.free = True
+        cut = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(ab){40}")), MAX_TOKENS=7)
+        assert (text(cut), cut.pieces[-1]["FINISH_REASON"]) == ("abababa", "length")
+        stopped = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(ab){40}")), stop=("ba",))
+        assert (text(stopped), stopped.pieces[-1]["FINISH_REASON"]) == ("a", "stop")
+
+
+def test_a_structure_that_cannot_be_continued_ends_its_answer_alone() -> None:
+    one, two = prompts((5, 6), seed=23)
+    with batched() as engine:
+        engine.free = True
+        wrong = submit(engine, one, structure=structures().begin(Wanted(REGEX, "ab[0-9]")))
+        right = submit(engine, two)
+        assert wrong.over.wait(30)
+        assert wrong.refused is not None
+        assert wrong.refused[1] == WRONG
+        assert "no token" in wrong.refused[0]
+        assert tokens(right) == alone(two)
+        assert len(engine.opened) == 1

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.standalone.chat_template import TemplateRefused
-from triton_repo.generation.served.request import DEFAULT_TOKENS, FIELDS, Limits, Refused, read
+from triton_repo.generation.served.request import DEFAULT_TOKENS, FIELDS, Limits, Refused, Wanted, read
 
-LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True)
+LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True, structured=True)
 
 
 class Letters:
@@ -85,6 +85,13 @@ def test_conversations_go_through_the_chat_template_alone() -> None:
         ({"MESSAGES": texts("[]")}, "with at least one message"),
         ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is not like that"),
         ({"MESSAGES": texts('[{"role": "u", "content": "\\ud800"}]')}, "half a surrogate pair"),
+        ({"TEXT": texts("a"), "REGEX": texts("a"), "JSON_SCHEMA": texts("{}")}, "JSON_SCHEMA and REGEX given; one is allowed"),
+        ({"TEXT": texts("a"), "REGEX": texts("")}, "REGEX: 0 bytes given"),
+        ({"TEXT": texts("a"), "REGEX": texts("a" * 2**14)}, "REGEX: 16384 bytes given"),
+        ({"TEXT": texts("a"), "JSON_SCHEMA": texts("{}", "{}")}, "JSON_SCHEMA: 2 texts given"),
+        ({"TEXT": texts("a"), "JSON_SCHEMA": texts(b"\xff")}, "JSON_SCHEMA: not UTF-8"),
+        ({"TEXT": texts("a"), "REGEX": texts("a"), "IGNORE_EOS": [True]}, "REGEX given with IGNORE_EOS"),
+        ({"TEXT": texts("a"), "REGEX": texts("a"), "BEAMS": [2], "STREAM": [False]}, "REGEX given with 2 beams"),
     ],
 )
 def test_wrong_inputs_are_refused_by_name(inputs: dict[str, Any], words: str | None) -> None:
@@ -103,6 +110,13 @@ def test_models_without_template_or_search_say_so() -> None:
         asked(plain, TEXT=texts("a"), CHAT=[True])
     with pytest.raises(Refused, match="answers one request at a time and does not search"):
         asked(plain, TEXT=texts("a"), BEAMS=[2], STREAM=[False])
+    with pytest.raises(Refused, match="REGEX: not offered"):
+        asked(plain, TEXT=texts("a"), REGEX=texts("a"))
+
+
+def test_a_structure_is_part_of_the_request() -> None:
+    assert asked(TEXT=texts("a"), JSON_SCHEMA=texts('{"type": "object"}')).wanted == Wanted("JSON_SCHEMA", '{"type": "object"}')
+    assert asked(TEXT=texts("a")).wanted is None
 
 
 @given(

@@ -4,8 +4,9 @@
     POST /v1/chat/completions        {"model", "messages", ...}
 
 The settings are those of `triton_repo.generation.served.request.FIELDS`, under the names that OpenAI and vLLM have for them. Without a
-temperature the most likely tokens are taken, as everywhere in this server; settings of the sampling have then no effect. What the model
-cannot do (log probabilities, tools, several answers) is refused. Source: https://platform.openai.com/docs/api-reference, as of 2026.
+temperature the most likely tokens are taken, as everywhere in this server; settings of the sampling have then no effect. What an answer
+has to be, such as JSON of a schema, is in `answer_format`. What the model cannot do (log probabilities, tools, several answers) is refused.
+Source: https://platform.openai.com/docs/api-reference, as of 2026.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
 from triton_repo.front.apis.body import read
 from triton_repo.front.apis.catalog import Catalog
 from triton_repo.front.apis.openai import Metadata, error_document
@@ -47,13 +49,6 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class TextFormat(BaseModel):
-    """The form of an answer: free text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
-
-
 class Settings(Metadata):
     """Keys that both routes have."""
 
@@ -73,6 +68,11 @@ class Settings(Metadata):
     stream_options: StreamOptions = StreamOptions()
     n: Literal[1] = 1
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: Format | None = None
+    structured_outputs: Structured | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
 
     def inputs(self) -> dict[str, Json]:
         """Returns the inputs of the model, without the prompt."""
@@ -84,6 +84,8 @@ class Settings(Metadata):
             values.pop("TOP_K", None)
         if self.max_tokens is not None:
             values["MAX_TOKENS"] = self.max_tokens
+        guided = Structured(json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice)
+        values |= structure_inputs(self.response_format, self.structured_outputs, guided)
         stops: list[Json] = [self.stop] if isinstance(self.stop, str) else [*(self.stop or [])]
         return {**values, "STOP": stops, "STREAM": self.stream} if stops else {**values, "STREAM": self.stream}
 
@@ -130,7 +132,6 @@ class ChatBody(Settings):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    response_format: TextFormat | None = None
     logprobs: Literal[False] = False
     tools: Annotated[list[str], Field(max_length=0)] | None = None
     tool_choice: Literal["none"] | None = None

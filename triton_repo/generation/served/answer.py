@@ -17,12 +17,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .pieces import Pieces
 from .request import FAILED, Request
+
+if TYPE_CHECKING:
+    from .decoding_rules import Structure
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
 Outputs = Mapping[str, str | int | list[int]]
@@ -51,10 +54,13 @@ class Answer:
         client: Where it goes.
         decode: Returns the text of ids.
         held: See `pieces.Decoded`.
+        structure: What its tokens may be; None: all.
     """
 
-    def __init__(self, request: Request, client: Client, decode: Callable[[list[int]], str], held: int) -> None:
-        self.request, self.client = request, client
+    def __init__(
+        self, request: Request, client: Client, decode: Callable[[list[int]], str], held: int, structure: Structure | None = None
+    ) -> None:
+        self.request, self.client, self.structure = request, client, structure
         self._decode = decode
         self._pieces = Pieces(decode, held, request.stop)
         self._deadline = time.monotonic() + request.values["TIMEOUT_SECONDS"]

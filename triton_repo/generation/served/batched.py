@@ -85,7 +85,7 @@ class Batched(Engine):
             beams = Beams(self._decoder, before)
             self._arrived.append(_Searched(answer, Search(beams, answer, rules, start, before), beams))
         else:
-            self._arrived.append(_Written(answer, Text(rules, start, before=before), prompt))
+            self._arrived.append(_Written(answer, Text(rules, start, before=before, structure=answer.structure), prompt))
 
     def _step(self) -> None:
         """Writes the next token of every answer, then reads prompts."""

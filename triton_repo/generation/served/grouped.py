@@ -118,7 +118,7 @@ class _Writing:
 
     def __init__(self, group: Group, answers: list[Answer], special: Special) -> None:
         self._group, self.answers = group, answers
-        self._texts = [Text(rules_of(answer, special.ends, special.first), special.start) for answer in answers]
+        self._texts = [Text(rules_of(answer, special.ends, special.first), special.start, structure=answer.structure) for answer in answers]
         self._order = np.arange(len(answers), dtype=np.int32)
 
     def step(self) -> None:

@@ -2,14 +2,16 @@
 
 Its folder also holds the other files of this package that it needs, and the folder of its engine: `genai/` of a decoder in OpenVINO GenAI,
 `onnx/` of one in ONNX Runtime, `seq2seq/` of an encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets
-as many responses as its answer has pieces.
+as many responses as its answer has pieces. Requests with a structure wait for its grammar in a thread of their own.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
@@ -19,7 +21,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Answer, Outputs, in_a_line, tensors
 from .outbox import Outbox
-from .request import FAILED, MODEL_FAILED, Refused, read
+from .request import FAILED, MODEL_FAILED, Refused, Request, read
 
 FOLDER = Path(__file__).parent
 
@@ -38,25 +40,46 @@ class TritonPythonModel:
         else:
             from .genai import open_model
         self.model, self.outbox = open_model(FOLDER, parameters), Outbox()
+        self.compiling = ThreadPoolExecutor(1, "structures")
         self.model.engine.start()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
         for request in requests:
             client = _Client(request.get_response_sender(), self.outbox)
-            try:
+            with _refusing(client):
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 prompt = read(inputs, self.model.limits, self.model.tokenizer)
-                self.model.engine.submit(Answer(prompt, client, self.model.tokenizer.decode, self.model.held))
-            except Refused as error:
-                client.refuse(str(error), error.code)
-            except Exception as error:  # a failed request must not stop the others
-                client.refuse(f"{type(error).__name__}: {in_a_line(error)}", FAILED)
+                if prompt.wanted is None:
+                    self._submit(prompt, client)
+                else:
+                    self.compiling.submit(self._submit_structured, prompt, client)
+
+    def _submit_structured(self, prompt: Request, client: _Client) -> None:
+        with _refusing(client):
+            self._submit(prompt, client)
+
+    def _submit(self, prompt: Request, client: _Client) -> None:
+        structures = self.model.structures
+        structure = None if prompt.wanted is None or structures is None else structures.begin(prompt.wanted)
+        self.model.engine.submit(Answer(prompt, client, self.model.tokenizer.decode, self.model.held, structure))
 
     def finalize(self) -> None:
         """Ends the threads, after the finished answers are sent."""
+        self.compiling.shutdown()
         self.model.engine.close()
         self.outbox.close()
+
+
+@contextmanager
+def _refusing(client: _Client) -> Iterator[None]:
+    """Sends the client an error that is raised inside: a failed request must not stop the others."""
+    try:
+        yield
+    except Refused as error:
+        client.refuse(str(error), error.code)
+    except Exception as error:
+        client.refuse(f"{type(error).__name__}: {in_a_line(error)}", FAILED)
 
 
 class _Client:

@@ -11,6 +11,7 @@ from .language_text import LanguageText
 from .onnx_decoder import OnnxDecoder
 from .opened import Opened
 from .request import Limits
+from .structures import Structures
 
 ONNX, MODEL = "onnx", "model.onnx"
 
@@ -31,12 +32,14 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         chat=text.has_template,
         beams=True,
         penalizes=True,
+        structured=True,
     )
-    ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    end = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    ends = [] if end is None else [end] if isinstance(end, int) else end
     engine = Batched(
         lambda: OnnxDecoder(folder / MODEL, properties),
-        [] if ends is None else [ends] if isinstance(ends, int) else ends,
+        ends,
         int(parameters["max_running"]),
         int(parameters["max_waiting"]),
     )
-    return Opened(text, limits, engine, text.held_letters)
+    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, ends))

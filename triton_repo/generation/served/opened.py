@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .engine import Engine
 from .request import Limits, Tokenizer
+
+if TYPE_CHECKING:
+    from .structures import Structures
 
 
 @dataclass(frozen=True)
@@ -18,3 +22,5 @@ class Opened:
     """Not started yet."""
     held: int
     """Letters at the end of a text that later tokens may change; see `pieces.Decoded`."""
+    structures: Structures | None = None
+    """Structures of its answers, where the logits are ours."""

@@ -7,7 +7,7 @@ The prompt is one of three:
     INPUT_IDS   token ids
 
 A conversation has an input of its own, so that a user who types JSON into TEXT cannot speak as somebody else. All other inputs are in
-`FIELDS`; without them the most likely tokens are taken.
+`FIELDS`; without them the most likely tokens are taken. JSON_SCHEMA or REGEX say what the whole answer has to be (`structures`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ BYTES_PER_TOKEN = 32
 """A longer prompt than this for each token of the longest context is refused before it is tokenized."""
 TEXT, MESSAGES, INPUT_IDS, CHAT = "TEXT", "MESSAGES", "INPUT_IDS", "CHAT"
 STOP, STOP_TOKENS = "STOP", "STOP_TOKENS"
+JSON_SCHEMA, REGEX = "JSON_SCHEMA", "REGEX"
+MOST_BYTES = {JSON_SCHEMA: 2**16, REGEX: 2**13}
+"""Longest text of a structure."""
 WRONG, BUSY, FAILED = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
 """Codes of errors, in Triton's words: the request is wrong, there is no room for it, the model failed."""
 MODEL_FAILED = "the model failed: "
@@ -161,6 +164,18 @@ class Limits:
     """Source of proposed tokens: draft, text, or nothing."""
     apart: bool = False
     """Whether prompt and answer have a context each, as in an encoder-decoder."""
+    structured: bool = False
+    """Whether it takes a JSON schema or a regular expression."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the whole answer has to be."""
+
+    name: str
+    """JSON_SCHEMA or REGEX."""
+    text: str
+    """The schema, or the expression."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +188,7 @@ class Request:
     """The value of each field; MAX_TOKENS and TIMEOUT_SECONDS are numbers."""
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
+    wanted: Wanted | None = None
 
     @property
     def samples(self) -> bool:
@@ -196,6 +212,7 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
     stop = tuple(_text(STOP, value) for value in inputs.get(STOP, np.empty(0, np.object_)).reshape(-1))
     if len(stop) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_LETTERS for text in stop):
         raise Refused(f"{STOP}: at most {MAX_STOPS} texts of 1 to {MAX_STOP_LETTERS} letters are allowed")
+    wanted = _wanted(inputs, values, limits)
     stop_tokens = _ids(STOP_TOKENS, inputs.get(STOP_TOKENS, np.empty(0, np.int64)), limits)
     prompt = _prompt(inputs, values[CHAT], limits, tokenizer)
     if limits.apart and len(prompt) > limits.context:
@@ -210,7 +227,31 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
         asked = f"{before}MAX_TOKENS {values['MAX_TOKENS']}"
         raise Refused(f"{asked} are more than the context of {limits.context} tokens; MAX_TOKENS up to {left} is allowed")
     values["TIMEOUT_SECONDS"] = min(limits.seconds, values["TIMEOUT_SECONDS"] or limits.seconds)
-    return Request(prompt, values, stop, tuple(int(token) for token in stop_tokens))
+    return Request(prompt, values, stop, tuple(int(token) for token in stop_tokens), wanted)
+
+
+def _wanted(inputs: Mapping[str, np.ndarray], values: Mapping[str, Any], limits: Limits) -> Wanted | None:
+    """Returns what the answer has to be; None: anything."""
+    given = [name for name in (JSON_SCHEMA, REGEX) if name in inputs]
+    if not given:
+        return None
+    name, *more = given
+    if more:
+        raise Refused(f"{name} and {more[0]} given; one is allowed")
+    if not limits.structured:
+        raise Refused(
+            f"{name}: not offered by OpenVINO GenAI, which serves this model; leave it out, or serve the model with onnxruntime_decoder"
+        )
+    if values["BEAMS"] > 1:
+        raise Refused(f"{name} given with {values['BEAMS']} beams; a search takes none: leave one of them out")
+    if values["IGNORE_EOS"]:
+        raise Refused(f"{name} given with IGNORE_EOS; such an answer ends where it is complete: leave one of them out")
+    texts = inputs[name].reshape(-1)
+    if len(texts) != 1:
+        raise Refused(f"{name}: {len(texts)} texts given; one is allowed")
+    if not 1 <= len(texts[0]) <= MOST_BYTES[name]:
+        raise Refused(f"{name}: {len(texts[0])} bytes given; 1 to {MOST_BYTES[name]} are allowed")
+    return Wanted(name, _text(name, texts[0]))
 
 
 def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits: Limits) -> None:

@@ -11,6 +11,7 @@ from .grouped import Grouped, Special
 from .language_text import LanguageText
 from .opened import Opened
 from .request import Limits
+from .structures import Structures
 
 SEQ2SEQ = "seq2seq"
 
@@ -30,10 +31,11 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         chat=False,
         beams=True,
         apart=True,
+        structured=True,
     )
     properties, special = json.loads(parameters["properties"]), Special(**json.loads(parameters["special"]))
     engine = Grouped(
         lambda: EncoderDecoder(folder, properties, special.pad), special, int(parameters["max_running"]), int(parameters["max_waiting"])
     )
     text = LanguageText.load(folder)
-    return Opened(text, limits, engine, text.held_letters)
+    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, special.ends))
