@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundation.standalone.decoding_rules import Rules, Text, search, write
+from foundation.standalone.decoding_rules import Rules, Structure, Text, search, write
 from foundation.standalone.encoder_decoder import EncoderDecoder
+from foundation.standalone.language_text import LanguageText
 from tests.export.generation.genai_checkpoints import tokenizer
+from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.export.generation.tiny_encoder_decoders import PAD, START, folder, sources
 from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
 from triton_repo.generation.served.grouped import Grouped, Special
-from triton_repo.generation.served.request import FIELDS, Request
+from triton_repo.generation.served.request import FIELDS, REGEX, Request, Wanted
+from triton_repo.generation.served.structures import Structures
 
 pytestmark = pytest.mark.whole
 
@@ -59,11 +63,13 @@ def grouped() -> Iterator[Paused]:
     assert not engine._thread.is_alive()
 
 
-def submit(engine: Grouped, source: np.ndarray, decode: Callable[[list[int]], str] | None = None, **given: Any) -> Client:
+def submit(
+    engine: Grouped, source: np.ndarray, decode: Callable[[list[int]], str] | None = None, structure: Structure | None = None, **given: Any
+) -> Client:
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": 20, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": 3.0}
     client = Client()
     decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
-    engine.submit(Answer(Request(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    engine.submit(Answer(Request(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0, structure))
     return client
 
 
@@ -99,6 +105,19 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
         assert [tokens(client) for client in (*first, *later)] == expected
         reasons = [client.pieces[-1]["FINISH_REASON"] for client in (*first, *later)]
         assert reasons == ["stop" if one[-1] in ENDS else "length" for one in expected]
+
+
+def test_an_answer_with_a_structure_matches_it_and_changes_no_other() -> None:
+    asked = sources((3, 9, 14), seed=21)
+    structures = Structures(LanguageText.load(folder("t5")), VOCABULARY, ENDS)
+    with grouped() as engine:
+        beside = [submit(engine, source) for source in asked]
+        structured = submit(engine, asked[0], structure=structures.begin(Wanted(REGEX, "[a-f]{3,9}(x|yz)")))
+        engine.free = True
+        assert [tokens(client) for client in beside] == [alone(source) for source in asked]
+        tokens(structured)
+        assert re.fullmatch("[a-f]{3,9}(x|yz)", "".join(piece["TEXT"] for piece in structured.pieces))
+        assert structured.pieces[-1]["FINISH_REASON"] == "stop"
 
 
 def test_a_search_and_a_sample_run_beside_the_others() -> None:
