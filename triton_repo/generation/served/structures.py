@@ -53,8 +53,8 @@ JSON_STYLE = {
     "json_allowed_escapes": '"\\bfnrt',
 }
 """Options that no schema can change."""
-NO_TOKEN = ("NoExtension", "NoExtensionBias")
-"""Why llguidance stops where no token can follow."""
+NO_TOKEN = "NoExtension"
+"""How llguidance's error begins where no token can follow."""
 INSTALL = "pip install llguidance into the environment of the server, or run `compress doctor --fix`"
 
 
@@ -164,9 +164,10 @@ class Matched:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            if self._matcher.stop_reason() in NO_TOKEN:
+            error = self._matcher.get_error()
+            if error.startswith(NO_TOKEN):
                 raise self._stuck()
-            raise Refused(f"{self._name}: too complex to be followed: {_line(self._matcher.get_error())}; give a simpler one")
+            raise Refused(f"{self._name}: too complex to be followed: {_line(error)}; give a simpler one")
 
     def _stuck(self) -> Refused:
         return Refused(f"{self._name}: this model has no token that continues such an answer; give another structure")
