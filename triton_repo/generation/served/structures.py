@@ -131,7 +131,7 @@ class Matched:
     @property
     def complete(self) -> bool:
         """Whether the answer is complete: no token may follow but an end token."""
-        return self._begun and self._matcher.is_stopped()
+        return self._begun and bool(self._matcher.is_stopped())
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Returns whether each token may come next, bool [size].
