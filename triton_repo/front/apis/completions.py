@@ -84,7 +84,7 @@ class Settings(Metadata):
             values.pop("TOP_K", None)
         if self.max_tokens is not None:
             values["MAX_TOKENS"] = self.max_tokens
-        guided = Structured(json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice)
+        guided = Structured.model_validate({"json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice})
         values |= structure_inputs(self.response_format, self.structured_outputs, guided)
         stops: list[Json] = [self.stop] if isinstance(self.stop, str) else [*(self.stop or [])]
         return {**values, "STOP": stops, "STREAM": self.stream} if stops else {**values, "STREAM": self.stream}
