@@ -315,17 +315,17 @@ def test_an_answer_with_a_structure_ends_at_its_length_and_at_a_stop_text() -> N
     (prompt,) = prompts((5,), seed=22)
     with batched() as engine:
         engine.free = True
-        cut = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(ab){40}")), MAX_TOKENS=7)
-        assert (text(cut), cut.pieces[-1]["FINISH_REASON"]) == ("abababa", "length")
-        stopped = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(ab){40}")), stop=("ba",))
-        assert (text(stopped), stopped.pieces[-1]["FINISH_REASON"]) == ("a", "stop")
+        cut = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(cd){40}")), MAX_TOKENS=7)
+        assert (text(cut), cut.pieces[-1]["FINISH_REASON"]) == ("cdcdcdc", "length")
+        stopped = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(cd){40}")), stop=("dc",))
+        assert (text(stopped), stopped.pieces[-1]["FINISH_REASON"]) == ("c", "stop")
 
 
 def test_a_structure_that_cannot_be_continued_ends_its_answer_alone() -> None:
     one, two = prompts((5, 6), seed=23)
     with batched() as engine:
         engine.free = True
-        wrong = submit(engine, one, structure=structures().begin(Wanted(REGEX, "ab[0-9]")))
+        wrong = submit(engine, one, structure=structures().begin(Wanted(REGEX, "cd[0-9]")))
         right = submit(engine, two)
         assert wrong.over.wait(30)
         assert wrong.refused is not None

@@ -53,8 +53,8 @@ JSON_STYLE = {
     "json_allowed_escapes": '"\\bfnrt',
 }
 """Options that no schema can change."""
-NO_TOKEN = "NoExtension"
-"""How llguidance's error begins where no token can follow."""
+NO_TOKEN = ("NoExtension", "Parser Error")
+"""How llguidance's error begins where no token can follow, or only a special one, which spells the same letters."""
 INSTALL = "pip install llguidance into the environment of the server, or run `compress doctor --fix`"
 
 
