@@ -28,8 +28,10 @@ from foundation.machine.parallel import ALONE, Team
 from foundation.measure.judged import judged_of, problem_with
 from foundation.models.adapters import model_folder
 from foundation.models.config import ModelConfig, label_names
+from foundation.models.files import find
 from foundation.models.importing import check_model, source_digest
-from foundation.models.inputs.tokenizer import resolve_tokenizer
+from foundation.models.inputs.saving import tokenizer_folder
+from foundation.models.inputs.tokenizer import TrainedTokenizer, resolve_tokenizer
 from foundation.models.library import preview, with_class
 from foundation.models.size import count
 from foundation.stage.context import Context
@@ -113,12 +115,28 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 
 
 def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[str, ...]:
-    """Returns the notes about the tokenizer that the import of a recipe's model will log, one line each.
+    """Returns the notes about the tokenizer that the import of a recipe's model will log, and about its chat template, one line each.
 
     Raises:
-        InputError: Rows cannot be prepared for the model.
+        InputError: Rows, conversations or questions cannot be prepared for the model.
     """
-    return check_inputs(recipe.model, config, resolve_tokenizer(recipe.tokenizer, context.data.tokenizer), context)
+    tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
+    notes = check_inputs(recipe.model, config, tokenizer, context)
+    if not recipe.model.facts.generates or config.is_encoder_decoder or isinstance(tokenizer, TrainedTokenizer):
+        return notes
+    return (*notes, *_check_conversations(recipe, config, tokenizer))
+
+
+def _check_conversations(recipe: Recipe, config: PreTrainedConfig, tokenizer: str | None) -> tuple[str, ...]:
+    """Returns a note about the chat template of a decoder, after a check of the template and of the questions for its engines."""
+    from export.generation.chats import check_chats, check_questions
+
+    source = None if recipe.model.path is None else find(recipe.model.path, "model.path", weights=False)
+    folder = tokenizer_folder(source, tokenizer)
+    for stage in recipe.stages:
+        if isinstance(stage, Export) and stage.generation.questions is not None:
+            check_questions(folder, config, stage.generation)
+    return check_chats(folder)
 
 
 def _check_stages(recipe: Recipe, config: PreTrainedConfig, context: Context) -> None:
