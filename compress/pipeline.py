@@ -27,6 +27,7 @@ from compress.run.implicit import Evaluate, is_variant
 from compress.run.opened import opened
 from compress.run.prepare import prepare
 from compress.run.resident import Resident
+from compress.run.sharing import Sharing, opened_store
 from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
@@ -117,6 +118,7 @@ def run(
     check_server(recipe)
     opened_folder = _opened(folder, judge, progress) if team.is_first else nullcontext()
     with opened_folder, tracking(recipe, folder, progress, team.is_first) as tracked:
+        sharing = opened_store(recipe, folder, progress) if team.is_first else None
         team.broadcast(None)  # the folder exists and is locked
         progress.run_started(recipe.name, folder, [str(step.id) for step in steps])
         with progress.alive("reading data and model"):
@@ -127,7 +129,7 @@ def run(
         for step in steps:
             force = force or step.id == start
             state = state.before(step)
-            made, cached, seconds = _watched(step, state, outlook, progress, tracked, force=force or step.id == again)
+            made, cached, seconds = _watched(step, state, outlook, progress, tracked, sharing, force=force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
             _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
@@ -160,13 +162,20 @@ def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> N
 
 
 def _watched(
-    step: Stage, state: RunState, outlook: Outlook, progress: ConsoleProgress, tracked: Tracking | None, *, force: bool
+    step: Stage,
+    state: RunState,
+    outlook: Outlook,
+    progress: ConsoleProgress,
+    tracked: Tracking | None,
+    sharing: Sharing | None,
+    *,
+    force: bool,
 ) -> tuple[Artifact, bool, float]:
     """Does what `advance` does, checks that there is room, and records and tracks what the step took."""
     context = replace(state.context, count_macs=partial(_counted, state.context, outlook, step, tracked))
     progress.stage_started(str(step.id))
     with progress.alive(str(step.id)), Resident() as resident:
-        made, cached, seconds = advance(step, replace(state, context=context), outlook.folder, force)
+        made, cached, seconds = advance(step, replace(state, context=context), outlook.folder, force, sharing)
     progress.stage_finished(str(step.id), made.path, made.metrics, seconds, cached=cached)
     if context.team.is_first and not cached:
         outlook.record(step, seconds, made, resident.peak_bytes)

@@ -17,6 +17,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from compress.problems import explain
 from compress.recipe_file import apply, read_file
 from compress.search_settings import Search
+from compress.store_settings import StoreUrl
 from compress.towers import refused
 from compress.track_settings import Track
 from distill.distill import Distill
@@ -47,7 +48,7 @@ STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize,
 class Recipe(Config):
     """A complete run: model, data, goals, deployment target and stages."""
 
-    LATER: ClassVar[tuple[str, ...]] = ("track",)
+    LATER: ClassVar[tuple[str, ...]] = ("track", "store")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     """Name of the run and of its folder: letters, digits, '.', '_' and '-'."""
@@ -79,6 +80,10 @@ class Recipe(Config):
     track: Track | None = None
     """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Absent: nothing is sent. Changes no result
     and no cache key; only `compress run` and `compress bench` read it."""
+    store: StoreUrl | None = None
+    """URL of a store of artifacts that machines share, such as s3://BUCKET/FOLDER; see `docs/how-to/share-artifacts.md`. Absent: the environment
+    variable COMPRESS_STORE, or else nothing is shared. Changes no result and no cache key; only `compress run` and `compress bench` use it, and
+    `compress plan` asks whether it answers. Credentials are read from the environment alone."""
     stages: tuple[Any, ...]
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
@@ -125,8 +130,8 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
 
 
 def untracked(recipe: Recipe) -> Recipe:
-    """Returns a recipe without `track`: what a run is, without where it is sent."""
-    return recipe.model_copy(update={"track": None})
+    """Returns a recipe without `track` and `store`: what a run is, without where it is sent."""
+    return recipe.model_copy(update={"track": None, "store": None})
 
 
 def dump(recipe: Recipe) -> dict[str, object]:

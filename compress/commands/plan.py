@@ -17,6 +17,7 @@ from compress.run.durations import NO_TIME, Expected
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, shortage, shown
 from compress.run.speed import Speed, speed
+from compress.store_settings import store_of
 from foundation.core.errors import Problem
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
@@ -50,7 +51,7 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         InputError: The recipe, the data or the model does not allow the run.
     """
     folder, more = local(out or Path("runs") / recipe.name, "--out"), list[str]()
-    check_tracking(recipe)
+    check_places(recipe)
     with ConsoleProgress().alive("reading data and model"):
         if devices is None and recipe.search is None:
             facts = remembered(dump(untracked(recipe)), folder, lambda: _facts(recipe, folder))
@@ -85,16 +86,20 @@ class Step:
     line: str
 
 
-def check_tracking(recipe: Recipe) -> None:
-    """Checks that the tracking server of the recipe answers, if there is one; its library is imported only then.
+def check_places(recipe: Recipe) -> None:
+    """Checks that the tracking server and the store of the recipe answer, if there are any; their libraries are imported only then.
 
     Raises:
-        InputError: It does not, or its package is not installed.
+        InputError: One does not, or its package is not installed.
     """
     if recipe.track is not None:
         from compress.track.tracking import check_server
 
         check_server(recipe.track)
+    if (url := store_of(recipe.store)) is not None:
+        from compress.run.sharing import answering
+
+        answering(url, create=False)
 
 
 def _facts(recipe: Recipe, folder: Path) -> Facts:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compress.run.cache import DEPENDS_ON, depends_on, explain_miss, find
+from compress.run.sharing import Sharing
 from compress.run.state import RunState
 from foundation.artifacts import artifact, chain
 from foundation.artifacts.artifact import Artifact
@@ -22,7 +23,9 @@ from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 
 
-def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
+def advance(
+    step: Stage, state: RunState, folder: Path, force: bool, sharing: Sharing | None = None
+) -> tuple[Artifact, bool, float]:
     """Returns the artifact of a step from the cache, or runs the step; of several processes only the first one writes.
 
     Args:
@@ -30,6 +33,7 @@ def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Ar
         state: The state before the step.
         folder: The run folder.
         force: Run the step even if its artifact is cached.
+        sharing: The store that the run shares; None in all processes but the first, and where there is none.
 
     Returns:
         The artifact, whether it was cached, and the seconds that the step took.
@@ -41,11 +45,18 @@ def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Ar
     if team.is_first:
         list_artifact(folder, destination.name)
     with holding(folder, destination.name, context.progress.log) if team.is_first else nullcontext():
-        return _load_or_run(step, state, context, destination, key, inputs, force)
+        return _load_or_run(step, state, context, destination, key, inputs, force, sharing)
 
 
 def _load_or_run(
-    step: Stage, state: RunState, context: Context, destination: Path, key: str, inputs: Mapping[str, object], force: bool
+    step: Stage,
+    state: RunState,
+    context: Context,
+    destination: Path,
+    key: str,
+    inputs: Mapping[str, object],
+    force: bool,
+    sharing: Sharing | None,
 ) -> tuple[Artifact, bool, float]:
     """Does what `advance` says.
 
@@ -57,11 +68,11 @@ def _load_or_run(
         key: Its cache key.
         inputs: What that is the digest of; empty in all processes but the first.
         force: Run the step even if its artifact is cached.
+        sharing: The store that the run shares.
     """
     parent, team, folder = state.parent, context.team, destination.parent.parent
-    found = None if force or not team.is_first else find(destination, key, context)
+    found = None if force or not team.is_first else _look_up(step, context, destination, key, sharing)
     if team.broadcast(found is not None):
-        context.progress.log(f"{step.id}: cached in {destination}")
         found = found or artifact.load(destination)
         return found, True, found.manifest["seconds"]
     context.count_macs()  # checks, before the first step that runs, that the model fits all stages
@@ -95,7 +106,28 @@ def _load_or_run(
     shutil.rmtree(context.scratch, ignore_errors=True)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
     team.broadcast(None)  # the artifact is written
-    return artifact.load(destination), False, seconds
+    made = artifact.load(destination)
+    if sharing is not None:
+        sharing.upload(made, replace=force)
+    return made, False, seconds
+
+
+def _look_up(step: Stage, context: Context, destination: Path, key: str, sharing: Sharing | None) -> Artifact | None:
+    """Returns the artifact of a step from the run folder or from the store; None if the step has to run. What the store lacks is uploaded."""
+    found = find(destination, key, context)
+    if found is not None:
+        context.progress.log(f"{step.id}: cached in {destination}")
+        if sharing is not None:
+            sharing.upload(found, replace=False)
+        return found
+    if sharing is None:
+        return None
+    folder = destination.parent.parent
+    chain.forget(folder, f"stages/{destination.name}/{artifact.MANIFEST}")
+    fetched = sharing.fetch(step, key, destination)
+    if fetched is not None:  # the training checkpoint of an earlier attempt is not needed any longer
+        shutil.rmtree(folder / "stages" / f".{step.id}-{key[:8]}.scratch", ignore_errors=True)
+    return fetched
 
 
 def _join_in(step: Stage, parent: Artifact | None, context: Context, destination: Path, team: Team) -> Artifact:
