@@ -23,9 +23,7 @@ from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 
 
-def advance(
-    step: Stage, state: RunState, folder: Path, force: bool, sharing: Sharing | None = None
-) -> tuple[Artifact, bool, float]:
+def advance(step: Stage, state: RunState, folder: Path, force: bool, sharing: Sharing | None = None) -> tuple[Artifact, bool, float]:
     """Returns the artifact of a step from the cache, or runs the step; of several processes only the first one writes.
 
     Args:

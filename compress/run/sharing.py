@@ -45,7 +45,9 @@ class Sharing:
             found = self.store.fetch(key, destination, str(step.id), step.PRODUCES, self._progress)
         except StoreFailure as failure:
             self._reads = self._writes = False
-            self._progress.warn(f"store: {self.store.url} fails ({failure}); the run goes on without it, the next run uploads what it lacks")
+            self._progress.warn(
+                f"store: {self.store.url} fails ({failure}); the run goes on without it, the next run uploads what it lacks"
+            )
             return None
         if found is None:
             self._progress.log(f"{step.id}: not in the store")

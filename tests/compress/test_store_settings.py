@@ -12,7 +12,13 @@ from tests.tiny_recipes import tiny_vit
 
 RAW: dict[str, Any] = {**tiny_vit("tiny"), "stages": [{"finetune": {"epochs": 1}}]}
 SECRET = "hunter2"
-REFUSED = [f"s3://me:{SECRET}@bucket/a", f"s3://{SECRET}@bucket", f"https://host/a?token={SECRET}", f"gs://b/#{SECRET}", f"a::s3://b/{SECRET}"]
+REFUSED = [
+    f"s3://me:{SECRET}@bucket/a",
+    f"s3://{SECRET}@bucket",
+    f"https://host/a?token={SECRET}",
+    f"gs://b/#{SECRET}",
+    f"a::s3://b/{SECRET}",
+]
 
 
 def test_nothing_is_shared_by_default_and_a_dump_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
