@@ -81,9 +81,8 @@ class Recipe(Config):
     """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Absent: nothing is sent. Changes no result
     and no cache key; only `compress run` and `compress bench` read it."""
     store: StoreUrl | None = None
-    """URL of a store of artifacts that machines share, such as s3://BUCKET/FOLDER; see `docs/how-to/share-artifacts.md`. Absent: the environment
-    variable COMPRESS_STORE, or else nothing is shared. Changes no result and no cache key; only `compress run` and `compress bench` use it, and
-    `compress plan` asks whether it answers. Credentials are read from the environment alone."""
+    """URL of a store of artifacts that machines share, such as file:///FOLDER; see `docs/how-to/share-artifacts.md`. Absent: the variable
+    COMPRESS_STORE of the environment, or else nothing is shared. Changes no result and no cache key."""
     stages: tuple[Any, ...]
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 

@@ -111,7 +111,7 @@ def _load_or_run(
 
 
 def _look_up(step: Stage, context: Context, destination: Path, key: str, sharing: Sharing | None) -> Artifact | None:
-    """Returns the artifact of a step from the run folder or from the store; None if the step has to run. What the store lacks is uploaded."""
+    """Returns the artifact of a step from the run folder or from the store; None if the step has to run. Uploads what the store lacks."""
     found = find(destination, key, context)
     if found is not None:
         context.progress.log(f"{step.id}: cached in {destination}")

@@ -1,7 +1,7 @@
 """Artifacts of a run in the store of its recipe (`foundation.artifacts.remote`): fetched before a step would run, uploaded afterwards.
 
-A store that does not answer when a run starts is an error, and nothing has run. If it fails later, the run goes on alone: a warning says so,
-and the next `compress run` of the recipe uploads what the store lacks. Contents with a wrong hash end the run.
+A store that does not answer when a run starts is an error, and nothing has run. If it fails later, the run goes on alone: a warning says
+so, and the next `compress run` of the recipe uploads what the store lacks. Contents with a wrong hash end the run.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Sharing:
             found = self.store.fetch(key, destination, str(step.id), step.PRODUCES, self._progress)
         except StoreFailure as failure:
             self._reads = self._writes = False
-            self._progress.warn(
-                f"store: {self.store.url} fails ({failure}); the run goes on without it, the next run uploads what it lacks"
-            )
+            self._progress.warn(f"store: {self.store.url} fails ({failure}); the run goes on, the next one uploads what it lacks")
             return None
         if found is None:
             self._progress.log(f"{step.id}: not in the store")
