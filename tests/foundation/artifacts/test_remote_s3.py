@@ -77,7 +77,7 @@ def test_two_processes_write_one_key_and_a_corrupt_blob_is_refused(url: str, tmp
 
 
 def test_a_writer_that_is_killed_leaves_nothing_that_a_reader_takes(url: str, tmp_path: Path) -> None:
-    made = written(tmp_path / "a", {"a": b"small", "big": os.urandom(300_000_000)})
+    made = written(tmp_path / "a", {"a": b"small", "big": os.urandom(150_000_000)})
     process, store = writer(url, made.path), connect(url)
     import s3fs
 
