@@ -104,10 +104,14 @@ def _load_or_run(
     shutil.rmtree(context.scratch, ignore_errors=True)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
     team.broadcast(None)  # the artifact is written
-    made = artifact.load(destination)
+    return _uploaded(artifact.load(destination), sharing, force), False, seconds
+
+
+def _uploaded(made: Artifact, sharing: Sharing | None, replaces: bool) -> Artifact:
+    """Uploads an artifact if the run shares a store; returns it."""
     if sharing is not None:
-        sharing.upload(made, replace=force)
-    return made, False, seconds
+        sharing.upload(made, replace=replaces)
+    return made
 
 
 def _look_up(step: Stage, context: Context, destination: Path, key: str, sharing: Sharing | None) -> Artifact | None:
