@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.commands import launch
+from compress.commands import arguments, launch
 from compress.commands.arguments import Out, RecipeFile, RunFolder, Settings, TrackedExperiment, TrackedServer, Verbose, Version
 from compress.commands.exit_status import finish
-from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, OutputOptions, RowOptions, with_options
+from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, OutputOptions, RowOptions, ServerOptions, with_options
 from foundation.core.errors import InputError
 from foundation.core.shown import pasted
 from foundation.machine.parallel import is_launched, joined
@@ -216,14 +216,8 @@ def compare(
 @with_options
 def bench(
     folder: Annotated[Path | None, typer.Argument(help="A run folder; with --server, its evaluation rows are sent.")] = None,
-    server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="Measure a running Triton server: host:port, grpc://... or http://...")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="The model to measure; default: the only one that is ready.")
-    ] = None,
-    protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None,
     *,
+    at: ServerOptions,
     load: LoadOptions,
     source: RowOptions,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures, with machine and versions.")] = None,
@@ -232,7 +226,7 @@ def bench(
     """Measure the latency of every engine of a run again, at every shape; or, with --server, a running Triton server under load."""
 
     def work() -> int:
-        if folder is None or (load, source, model, protocol, out) != (LoadOptions(), RowOptions(), None, None, None):
+        if folder is None or (at, load, source, out) != (ServerOptions(), LoadOptions(), RowOptions(), None):
             raise InputError(
                 "bench", "", remedy="give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent"
             )
@@ -248,9 +242,9 @@ def bench(
         if load.rate and load.concurrency:
             raise InputError("bench", "--rate and --concurrency given", remedy="give one of the two, each as often as you like")
         rows = Rows(folder, source.data, tuple(source.column or ()))
-        load_test(str(server), rows, load.loads(), model=model, protocol=protocol, out=out, say=typer.echo)
+        load_test(str(at.server), rows, load.loads(), model=at.model, protocol=at.protocol, out=out, say=typer.echo)
 
-    finish(work if server is None else load_test, verbose)
+    finish(work if at.server is None else load_test, verbose)
 
 
 @app.command(
@@ -335,12 +329,8 @@ def rollout(
 def verify(
     folder: RunFolder,
     live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
-    ] = None,
-    kept: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="A copy of this run's report.json: later changes are found.")
-    ] = None,
+    url: arguments.CheckedServer = None,
+    kept: arguments.StoredReport = None,
     verbose: Verbose = False,
 ) -> None:
     """Check hashes, manifests, links and report, reload the engines and compare their logits on the golden rows."""
@@ -383,14 +373,8 @@ def publish(
     *,
     variant: Annotated[str, typer.Option("--variant", metavar="ID", help="The variant: the id of the stage that made it, or baseline.")],
     form: Annotated[str, typer.Option("--as", metavar="FORMAT", help="transformers, compressed-tensors, onnx, openvino or gguf.")],
-    push: Annotated[
-        str | None,
-        typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new."),
-    ] = None,
-    licence: Annotated[
-        str | None,
-        typer.Option("--license", metavar="ID", help="Licence for the model card; default: the base model's, if its card is here."),
-    ] = None,
+    push: arguments.Pushed = None,
+    licence: arguments.Licence = None,
     verbose: Verbose = False,
 ) -> None:
     """Write a variant as a folder that other programs load, with a model card; nothing is sent anywhere without --push."""
@@ -416,6 +400,18 @@ def sentence_transformers(
         from compress.commands.sentence_transformers import write
 
         typer.echo(str(write(folder, model, out)))
+
+    finish(work, verbose)
+
+
+@app.command()
+def mcp(verbose: Verbose = False) -> None:
+    """Serve plan, run, status, stop, report and verify as tools of the Model Context Protocol, on standard input and output."""
+
+    def work() -> None:
+        from compress.commands.mcp import serve as serve_tools
+
+        serve_tools()
 
     finish(work, verbose)
 

@@ -27,3 +27,15 @@ TrackedServer = Annotated[
     str | None, typer.Option("--mlflow", metavar="URI", help="Another server; default: the one that the run was sent to.")
 ]
 TrackedExperiment = Annotated[str, typer.Option("--experiment", metavar="NAME", help="With --mlflow: the experiment.")]
+CheckedServer = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
+]
+StoredReport = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="A copy of this run's report.json: later changes are found.")
+]
+Pushed = Annotated[
+    str | None, typer.Option("--push", metavar="ORG/NAME", help="Also upload it to the Hub, with the token in HF_TOKEN; private where new.")
+]
+Licence = Annotated[
+    str | None, typer.Option("--license", metavar="ID", help="Licence for the model card; default: the base model's, if its card is here.")
+]

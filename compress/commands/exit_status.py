@@ -63,7 +63,7 @@ def finish(work: Callable[[], int | None], verbose: bool = False, listener: List
             status = work() or 0
     except (Exception, KeyboardInterrupt) as error:  # last frame of the program
         stopped = received or isinstance(error, KeyboardInterrupt)  # some libraries turn an interrupt into an error of their own
-        failure = _stopped(received) if stopped else _failed(error)
+        failure = _stopped(received) if stopped else failure_of(error)
         status = _say(failure.status, verbose and not stopped, *map(str, failure.problems))
         if listener is not None:
             listener.failed(failure)
@@ -102,7 +102,7 @@ def _stopped(received: list[int]) -> Failure:
     return Failure(143 if terminated else 130, "stopped", (Problem("", line),))
 
 
-def _failed(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     """Returns why an exception ends the verb: wrong input, a fault of the machine, or else an internal error."""
     if isinstance(error, InputError):
         return Failure(2, "input", error.problems)

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class ServerOptions:
+    """The server that `bench --server` measures, and which of its models."""
+
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="Measure a running Triton server: host:port, grpc://... or http://...")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The model to measure; default: the only one that is ready.")
+    ] = None
+    protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None
+
+
+@dataclass(frozen=True)
 class LoadOptions:
     """Load options of `bench --server`. None: the default of `Load`."""
 

@@ -5,12 +5,17 @@ The file name is the name of the recipe: `compress run quickstart` runs it, `com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import pasted
+
+if TYPE_CHECKING:
+    from compress.recipe import Recipe
 
 SUFFIX = ".yaml"
 
@@ -44,6 +49,22 @@ def find(reference: str | Path) -> Path:
     if not path.exists() and not path.suffix and name == path.name:
         raise InputError(name, "no such file or shipped recipe", f"shipped: {', '.join(known)}{nearest(name, known)}")
     return path
+
+
+def load(reference: str | Path, settings: Sequence[str]) -> Recipe:
+    """Reads and checks a recipe; loads neither data nor weights.
+
+    Args:
+        reference: A file, or the name of a shipped recipe.
+        settings: Overrides, KEY.PATH=VALUE.
+
+    Raises:
+        InputError: Every problem of the recipe, one line each.
+    """
+    from compress.recipe import read
+    from compress.run.warm_start import started
+
+    return started(read(find(reference), settings))
 
 
 def copy_of(name: str, output: str) -> str:
