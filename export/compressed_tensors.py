@@ -1,4 +1,4 @@
-"""A quantized decoder in the format `compressed-tensors`: packed codes that Transformers, vLLM and SGLang load.
+"""A quantized text model in the format `compressed-tensors`: packed codes that Transformers, vLLM and SGLang load.
 
     scheme         format           weight                                   activations
     w4a16          pack-quantized   `weight_packed` int32, 8 codes each      float
@@ -15,6 +15,9 @@ Transformers 5.23 with compressed-tensors 0.20 loads zero points only with `Comp
 otherwise it expects them unpacked, and refuses what the package itself writes.
 
 Those programs multiply the same numbers with one exception: their int8 scale of a token is max |x| / 127.5 where ours is max |x| / 127.
+
+Those programs quantize every Linear that `ignore` does not name. It names each layer of the stock model that has no scales here: heads, and
+poolers that a checkpoint of a body has no weights for.
 
 Left out: what the format has no word for (`obstacle`): smoothing vectors, int8 attention and residuals, groups of unequal width, Conv1D.
 """
@@ -35,7 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foundation.artifacts.artifact import write_json
 from foundation.models.folder import Checkpoint
-from foundation.models.library import quiet
+from foundation.models.library import quiet, stock_auto, task_of
 from foundation.models.meta import on_meta_device
 from foundation.models.own_shape import SHAPE_KEY
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization
@@ -60,7 +63,7 @@ def is_decoder(checkpoint: Checkpoint) -> bool:
 
 
 def obstacle(checkpoint: Checkpoint) -> str | None:
-    """Returns in one line why the format cannot hold a quantized decoder; None where it can."""
+    """Returns in one line why the format cannot hold a quantized text model; None where it can."""
     layers, _ = load_quantization(checkpoint.folder)
     document = json.loads((checkpoint.folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     if any(document.get(sites) for sites in ("products", "residuals")):
@@ -90,11 +93,12 @@ def write(checkpoint: Checkpoint, out: Path) -> None:
     """Writes the folder.
 
     Args:
-        checkpoint: A quantized decoder without `obstacle`.
+        checkpoint: A quantized text model without `obstacle`.
         out: Folder to write: empty, or made with its parents.
     """
     assert obstacle(checkpoint) is None, obstacle(checkpoint)
-    layers, floating = load_quantization(checkpoint.folder)
+    layers, given = load_quantization(checkpoint.folder)
+    floating = [*given, *(name for name in _linears(checkpoint) if name not in layers and name not in given)]
     out.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
     for file in sorted(checkpoint.folder.glob("model*.safetensors")):
@@ -105,7 +109,7 @@ def write(checkpoint: Checkpoint, out: Path) -> None:
         size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
         write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     config = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
-    write_json(out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(checkpoint.scheme))})
+    write_json(out / "config.json", {**config, "quantization_config": described(layers, floating, str(checkpoint.scheme))})
     for file in checkpoint.folder.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name not in NOT_COPIED:
             shutil.copyfile(file, out / file.name)
@@ -187,8 +191,14 @@ def _stored(checkpoint: Checkpoint) -> set[str]:
     return found
 
 
+def _linears(checkpoint: Checkpoint) -> list[str]:
+    """Returns the names of the linear layers of the stock model."""
+    return [name for name, module in _modules(checkpoint).items() if isinstance(module, nn.Linear)]
+
+
 def _modules(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the modules of the stock model by name, without weights."""
     with on_meta_device(), quiet():
         config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        return dict(AutoModelForCausalLM.from_config(config).named_modules())
+        auto = AutoModelForCausalLM if is_decoder(checkpoint) else stock_auto(task_of(config))
+        return dict(auto.from_config(config).named_modules())

@@ -1,11 +1,12 @@
 """A folder in the format compressed-tensors, which Transformers, vLLM and SGLang load: codes instead of weights
-(`export.compressed_tensors`).
+(`export.compressed_tensors`). Text embedding models have the files of sentence-transformers too (modules.json, 1_Pooling/ ...).
 
-Left out: models other than quantized decoders.
+Left out: models that read no text alone, encoder-decoders, and float models.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from foundation.artifacts.artifact import read_json
 from foundation.core.errors import InputError
 from foundation.schemes.table import SCHEMES
 
-DEQUANTIZED = f'.from_pretrained("{PLACE}", quantization_config=CompressedTensorsConfig(dequantize=True))'
+DEQUANTIZED = "quantization_config=CompressedTensorsConfig(dequantize=True)"
 """Transformers 5.23 loads zero points in this way alone."""
 
 
@@ -27,30 +28,42 @@ def write(source: Source, out: Path) -> Written:
         out: An existing empty folder.
 
     Raises:
-        InputError: The variant is no quantized decoder, or the format cannot hold it.
+        InputError: The variant is no quantized text model, or the format cannot hold it.
     """
     from export import compressed_tensors
 
-    checkpoint = source.checkpoint
-    if checkpoint.scheme is None or not compressed_tensors.is_decoder(checkpoint):
+    checkpoint, facts = source.checkpoint, source.facts
+    if checkpoint.scheme is None or facts.modality != "text" or facts.encoder_decoder or facts.two_towers:
         raise InputError(
-            f"--variant {source.variant}", "no quantized decoder", remedy="give a quantized language model, or publish as another format"
+            f"--variant {source.variant}", "no quantized text model with one stack", remedy="give one, or publish as another format"
         )
     reason = compressed_tensors.obstacle(checkpoint)
     if reason is not None:
         raise InputError(f"--variant {source.variant}", "the format cannot hold it", reason)
     compressed_tensors.write(checkpoint, out)
+    for folder in sorted(checkpoint.folder.iterdir()):
+        if folder.is_dir():
+            shutil.copytree(folder, out / folder.name)
     remarks = ["The integers are exactly those of the run; programs unpack them as they load, or multiply them."]
     if SCHEMES[checkpoint.scheme].activations == "dynamic":
         remarks.append("Programs scale the activations of a token by max |x| / 127.5; the figures below are of max |x| / 127.")
-    served = Snippet("vLLM", f"vllm serve {PLACE}", "sh")
-    return Written(None, (_loading(snippets(source)[0], out), served), tuple(remarks), as_torch=True)
+    loads = [_loading(snippets(source)[0], out, facts.embeds_texts)]
+    if facts.generates:
+        loads.append(Snippet("vLLM", f"vllm serve {PLACE}", "sh"))
+    else:
+        remarks.append("Transformers needs the package compressed-tensors. It multiplies the same integers as floats.")
+    return Written(None, tuple(loads), tuple(remarks), as_torch=True, library="sentence-transformers" if facts.embeds_texts else "")
 
 
-def _loading(snippet: Snippet, out: Path) -> Snippet:
-    """Returns a snippet of Transformers, which has to ask for float weights where the codes have zero points."""
+def _loading(snippet: Snippet, out: Path, embeds: bool) -> Snippet:
+    """Returns a snippet that loads the model, which has to ask for float weights where the codes have zero points."""
     groups = read_json(out / CONFIG)["quantization_config"]["config_groups"]
     if all(group["weights"]["symmetric"] for group in groups.values()):
         return snippet
-    code = snippet.code.replace("AutoTokenizer\n", "AutoTokenizer, CompressedTensorsConfig\n", 1)
-    return replace(snippet, code=code.replace(f'.from_pretrained("{PLACE}")\ntokens', f"{DEQUANTIZED}\ntokens"))
+    imports, code = snippet.code.split("\n", 1)
+    if embeds:
+        options = f'model_kwargs={{"quantization_config": {DEQUANTIZED.partition("=")[2]}}}'
+        code = code.replace(f'("{PLACE}")', f'("{PLACE}", {options})', 1)
+        return replace(snippet, code=f"{imports}\nfrom transformers import CompressedTensorsConfig\n{code}")
+    before, loads, after = code.rpartition(f'.from_pretrained("{PLACE}")')
+    return replace(snippet, code=f"{imports}, CompressedTensorsConfig\n{before}{loads[:-1]}, {DEQUANTIZED}){after}")

@@ -205,7 +205,8 @@ def test_what_a_format_cannot_hold_is_refused_in_one_line(int8_build: Path, tmp_
             ("onnx", replace(given, task="image-text"), "two towers"),
             ("openvino", replace(given, task="text-to-text"), "an encoder-decoder"),
             ("openvino", replace(given, task="text-generation"), "name openvino_genai in target.engines"),
-            ("compressed-tensors", given, "no quantized decoder"),
+            ("compressed-tensors", source(int8_build, sentiment.checkpoint(), "fp32"), "no quantized text model"),
+            ("compressed-tensors", replace(given, task="text-to-text"), "no quantized text model"),
         )
     ):
         with pytest.raises(InputError, match=line) as caught:
