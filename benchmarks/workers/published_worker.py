@@ -18,14 +18,18 @@ import torch
 from transformers import AutoTokenizer
 
 BATCH = 16
+PACKAGES = (
+    *("transformers", "compressed-tensors", "sentence-transformers"),
+    *("optimum", "optimum-onnx", "optimum-intel", "onnxruntime", "openvino"),
+)
+"""Whose versions are printed."""
 
 
 def main() -> None:
     """Answers one request; prints versions as JSON."""
     request, library = json.load(sys.stdin), sys.argv[1]
     np.save(request["out"], answers(library, request))
-    names = ("transformers", "optimum", "optimum-onnx", "optimum-intel", "onnxruntime", "openvino", "sentence-transformers")
-    print(json.dumps({name: version for name in names if (version := _version(name)) is not None}))
+    print(json.dumps({name: version for name in PACKAGES if (version := _version(name)) is not None}))
 
 
 def answers(library: str, request: dict[str, Any]) -> np.ndarray:
