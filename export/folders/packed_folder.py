@@ -52,13 +52,16 @@ def write(source: Source, out: Path) -> Written:
         loads.append(Snippet("vLLM", f"vllm serve {PLACE}", "sh"))
     else:
         remarks.append("Transformers needs the package compressed-tensors. It multiplies the same integers as floats.")
+    if facts.embeds_texts:
+        remarks.append("As loaded below, sentence-transformers makes floats of the integers and does not round activations.")
     return Written(None, tuple(loads), tuple(remarks), as_torch=True, library="sentence-transformers" if facts.embeds_texts else "")
 
 
 def _loading(snippet: Snippet, out: Path, embeds: bool) -> Snippet:
-    """Returns a snippet that loads the model, which has to ask for float weights where the codes have zero points."""
+    """Returns a snippet that loads the model; it asks for float weights where the codes have zero points, and in sentence-transformers 6.2,
+    whose call of the model passes by the hook that unpacks the codes."""
     groups = read_json(out / CONFIG)["quantization_config"]["config_groups"]
-    if all(group["weights"]["symmetric"] for group in groups.values()):
+    if not embeds and all(group["weights"]["symmetric"] for group in groups.values()):
         return snippet
     imports, code = snippet.code.split("\n", 1)
     if embeds:
