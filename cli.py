@@ -242,7 +242,7 @@ def bench(
         if load.rate and load.concurrency:
             raise InputError("bench", "--rate and --concurrency given", remedy="give one of the two, each as often as you like")
         rows = Rows(folder, source.data, tuple(source.column or ()))
-        load_test(str(at.server), rows, load.loads(), model=at.model, protocol=at.protocol, out=out, say=typer.echo)
+        load_test(str(at.server), rows, load.loads(), model=at.model, protocol=at.protocol, ca=at.ca, out=out, say=typer.echo)
 
     finish(work if at.server is None else load_test, verbose)
 
@@ -330,6 +330,7 @@ def verify(
     folder: RunFolder,
     live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
     url: arguments.CheckedServer = None,
+    ca: arguments.TrustedCertificates = "",
     kept: arguments.StoredReport = None,
     verbose: Verbose = False,
 ) -> None:
@@ -338,7 +339,7 @@ def verify(
     def work() -> int:
         from compress.commands.verify import verify as verify_run
 
-        problems = verify_run(folder, live=live, url=url, report=kept, log=typer.echo)
+        problems = verify_run(folder, live=live, url=url, ca=ca, report=kept, log=typer.echo)
         for problem in problems:
             typer.echo(problem, err=True)
         return 2 if problems else 0

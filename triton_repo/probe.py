@@ -20,6 +20,7 @@ from foundation.core.shown import reason
 from foundation.standalone.preprocess import Preprocessor, Row
 from triton_repo.client import REQUEST_SECONDS, Answers, tensors
 from triton_repo.config import from_text
+from triton_repo.load import access
 from triton_repo.load.connection import Address
 
 SECONDS = 10.0
@@ -37,16 +38,24 @@ class Probe:
         if address.protocol == "http":
             from tritonclient.http import InferenceServerClient, InferInput
 
-            self._client = InferenceServerClient(address.place, connection_timeout=SECONDS, network_timeout=REQUEST_SECONDS)
+            self._client = InferenceServerClient(
+                address.place,
+                connection_timeout=SECONDS,
+                network_timeout=REQUEST_SECONDS,
+                ssl=address.tls,
+                ssl_options={"ca_certs": address.ca} if address.ca else None,
+            )
             self._limit: dict[str, float] = {}
             self._described: dict[str, float | bool] = {}
         else:
             from tritonclient.grpc import InferenceServerClient, InferInput
 
-            self._client = InferenceServerClient(address.place)
+            self._client = InferenceServerClient(address.place, creds=access.credentials(address.ca) if address.tls else None)
             self._limit = {"client_timeout": SECONDS}
             self._described = {"as_json": True, **self._limit}
         self._tensor = InferInput
+        if (plugin := access.plugin()) is not None:
+            self._client.register_plugin(plugin)
 
     def __enter__(self) -> Self:
         """Checks that the server is live and ready.
@@ -70,8 +79,17 @@ class Probe:
         self._client.close()
 
     def about(self) -> str:
-        """Returns name and version of the server."""
-        found = self._client.get_server_metadata(**self._described)
+        """Returns name and version of the server.
+
+        Raises:
+            InputError: It does not say, such as one that asks for a key.
+        """
+        try:
+            found = self._client.get_server_metadata(**self._described)
+        except (InferenceServerException, OSError) as error:
+            if isinstance(error, InferenceServerException) and error.status() in access.REFUSED:
+                raise access.refused(f"--url {self.address}") from error
+            raise InputError(f"--url {self.address}", f"does not say what it is ({_line(error)})", remedy="give a Triton server") from error
         return f"{found['name']} {found['version']}"
 
     def has(self, name: str) -> bool:

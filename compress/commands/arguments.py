@@ -28,7 +28,10 @@ TrackedServer = Annotated[
 ]
 TrackedExperiment = Annotated[str, typer.Option("--experiment", metavar="NAME", help="With --mlflow: the experiment.")]
 CheckedServer = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
+    str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, as of bench --server.")
+]
+TrustedCertificates = Annotated[
+    str, typer.Option("--ca", metavar="FILE", help="Certificates to trust instead of the public ones, as PEM; with grpcs:// or https://.")
 ]
 StoredReport = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="A copy of this run's report.json: later changes are found.")

@@ -51,17 +51,19 @@ def load_test(
     *,
     model: str | None = None,
     protocol: str | None = None,
+    ca: str = "",
     out: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
     """Measures a model of a running server, prints a table and returns the figures.
 
     Args:
-        server: host:port, or grpc://host:port, or http://host:port.
+        server: host:port, with or without `grpc://` or `http://` before it, or with `grpcs://` or `https://`.
         data: The rows to send.
         loads: The loads, measured one after the other.
         model: Name of the model; None takes the only one that is ready.
         protocol: grpc or http; None takes it from the URL, else gRPC.
+        ca: File of the certificates that are trusted, PEM; empty: the public ones.
         out: A JSON file to write the figures to.
         say: Prints one line.
 
@@ -74,14 +76,12 @@ def load_test(
         GeneratorError: The generator died.
     """
     if (data.run is None) == (data.file is None):
-        raise InputError(
-            "--server", "", remedy="give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE"
-        )
+        raise InputError("--server", "", remedy="give the rows to send: a run folder, whose evaluation rows are sent, or --data FILE")
     if not loads:
         raise InputError("loads", "none given", remedy="give at least one")
     if out is not None and not (out := local(out, "--json")).parent.is_dir():
         raise InputError(f"--json {out}", f"there is no folder {out.parent}", remedy="make it first")
-    address = address_of(server, protocol)
+    address = address_of(server, protocol, ca=ca)
     found = examine(address, model)
     rows, source = _read(data, found)
     say(f"{address}, model {found.name}: {len(rows)} rows ({MEASURED[found.inputs]}) of {source}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from compress.commands.arguments import TrustedCertificates
 from foundation.core.speculation import DRAFT_TOKENS
 from triton_repo.load.settings import Load
 
@@ -27,12 +28,14 @@ class ServerOptions:
     """The server that `bench --server` measures, and which of its models."""
 
     server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="Measure a running Triton server: host:port, grpc://... or http://...")
+        str | None,
+        typer.Option("--server", metavar="URL", help="Measure a running Triton server: host:port, or grpc, grpcs, http or https://..."),
     ] = None
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="The model to measure; default: the only one that is ready.")
     ] = None
     protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None
+    ca: TrustedCertificates = ""
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,16 @@ from foundation.standalone.preprocess import Row
 Log = Callable[[str], None]
 
 
-def verify(folder: Path, *, live: bool = False, url: str | None = None, report: Path | None = None, log: Log = print) -> list[Problem]:
+def verify(
+    folder: Path, *, live: bool = False, url: str | None = None, ca: str = "", report: Path | None = None, log: Log = print
+) -> list[Problem]:
     """Checks a run, or the hashes of a folder that `compress deploy` wrote.
 
     Args:
         folder: A finished run.
         live: Also check the served models: in Triton, started on the model repository, or at `url`.
-        url: A running server, host:port, or grpc://host:port, or http://host:port.
+        url: A running server, host:port, with or without `grpc://` or `http://` before it, or with `grpcs://` or `https://`.
+        ca: File of the certificates that are trusted at `url`, PEM; empty: the public ones.
         report: A `report.json` of this run that was kept elsewhere.
         log: Prints one line for each check.
 
@@ -54,6 +57,8 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
 
     if url is not None and not live:
         raise InputError(f"--url {url}", "given without --live", remedy="give both to check a running server")
+    if ca and url is None:
+        raise InputError(f"--ca {ca}", "given without --url", remedy="give both to check a server whose certificate is not public")
     if deployment.is_deployment(folder):
         if live or report is not None:
             raise InputError(
@@ -71,7 +76,7 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     problems += _engines(run, rows, recorded, log)
     if live:
-        problems += _served(run, rows, recorded, log) if url is None else _running(run, url, rows, recorded, log)
+        problems += _served(run, rows, recorded, log) if url is None else _running(run, url, ca, rows, recorded, log)
     return problems
 
 
@@ -164,14 +169,14 @@ def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log:
                 yield from compare(key, run, recorded[key][own], answers.stored_predictions(prepared), log)
 
 
-def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
+def _running(run: Run, url: str, ca: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
     """Checks a server that somebody else runs: it has the models of the run, with their tensors, and answers the golden rows."""
     from triton_repo.deployment import models_in, repository_of
     from triton_repo.load.connection import address_of
     from triton_repo.probe import Probe, prepared_of
 
     repository, models = repository_of(run.folder), {model.folder: model for model in models_in(run.folder)}
-    with Probe(address_of(url, None, "--url")) as server:
+    with Probe(address_of(url, None, "--url", ca)) as server:
         log(f"{server.address}: {server.about()}")
         for model in evaluations.served(run):
             name, key = str(model.model), f"{model.model}.triton"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import ssl
@@ -26,6 +27,9 @@ from foundation.machine.process import environment
 from triton_repo.entrance import Entrance
 from triton_repo.front.doors import Doors
 from triton_repo.front.settings import KEYS, Settings
+from triton_repo.load import access
+from triton_repo.load.connection import Connection, Model, address_of
+from triton_repo.probe import Probe
 from triton_repo.safe_folder import safe_folder
 
 KEY, OTHER = "k" * 32, "o" * 32
@@ -112,6 +116,16 @@ def front(entrance: Entrance, keys: str) -> Iterator[Settings]:
         def ServerLive(self, request: Any, context: Any) -> Any:
             return pb.ServerLiveResponse(live=True)
 
+        def ServerReady(self, request: Any, context: Any) -> Any:
+            return pb.ServerReadyResponse(ready=True)
+
+        def ModelReady(self, request: Any, context: Any) -> Any:
+            return pb.ModelReadyResponse(ready=True)
+
+        def ModelMetadata(self, request: Any, context: Any) -> Any:
+            tensor = pb.ModelMetadataResponse.TensorMetadata(name="TEXT", datatype="BYTES", shape=[-1, 1])
+            return pb.ModelMetadataResponse(name=request.name, inputs=[tensor])
+
         def ServerMetadata(self, request: Any, context: Any) -> Any:
             return pb.ServerMetadataResponse(name="triton", version="0")
 
@@ -177,3 +191,61 @@ def test_http_and_grpc_ask_for_the_key(tls: bool, certificate: tuple[str, str]) 
         if tls:
             with pytest.raises((urllib.error.URLError, ConnectionError)):
                 status(f"http://127.0.0.1:{settings.http_port}/v2", None, KEY)
+
+
+async def described(url: str, ca: str) -> Model:
+    async with Connection(address_of(url, None, ca=ca)) as connection:
+        return await connection.model("m")
+
+
+def test_our_clients_send_the_key_and_trust_the_certificate(certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with front(Entrance("127.0.0.1", *certificate), KEY) as settings:
+        for url in (f"grpcs://127.0.0.1:{settings.grpc_port}", f"https://127.0.0.1:{settings.http_port}"):
+            monkeypatch.setenv(access.KEY, KEY)
+            with Probe(address_of(url, None, "--url", certificate[0])) as server:
+                assert server.about() == "triton 0"
+            assert asyncio.run(described(url, certificate[0])) == Model("m", ("TEXT",))
+            for key in ("", OTHER):
+                monkeypatch.setenv(access.KEY, key)
+                with Probe(address_of(url, None, "--url", certificate[0])) as server, pytest.raises(InputError) as caught:
+                    server.about()
+                assert access.KEY in caught.value.problems[0].remedy
+                assert OTHER not in str(caught.value)
+                with pytest.raises(InputError) as caught:
+                    asyncio.run(described(url, certificate[0]))
+                assert access.KEY in caught.value.problems[0].remedy
+            with pytest.raises(InputError) as caught:
+                asyncio.run(described(url, ""))  # a certificate that nobody vouches for
+            assert caught.value.problems[0].key == f"--server {url}"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "ca", "wrong"),
+    [
+        ("http://127.0.0.1:1", KEY, False, None),
+        ("localhost:1", KEY, False, None),
+        ("https://example.com:1", KEY, True, None),
+        ("example.com:1", "", False, None),
+        ("http://example.com:1", KEY, False, "--server 'http://example.com:1'"),
+        ("10.1.2.3:1", KEY, False, "--server '10.1.2.3:1'"),
+        ("grpcs://example.com:1", "\u00e4" * 20, False, access.KEY),
+        ("grpcs://example.com:1", f"{KEY} {OTHER}", False, access.KEY),
+        ("http://127.0.0.1:1", "", True, "--ca"),
+    ],
+)
+def test_a_key_is_never_sent_in_the_clear(
+    url: str, key: str, ca: bool, wrong: str | None, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(access.KEY, key)
+    with pytest.raises(InputError) if wrong else nullcontext() as caught:
+        assert KEY not in repr(address_of(url, None, ca=certificate[0] if ca else ""))
+    if caught is not None:
+        assert caught.value.problems[0].key.startswith(str(wrong))
+        assert not key or key not in str(caught.value)
+
+
+def test_a_file_without_certificates_is_not_trusted(certificate: tuple[str, str], tmp_path: Path) -> None:
+    for file in (certificate[1], str(tmp_path / "missing.pem")):
+        with pytest.raises(InputError) as caught:
+            address_of("https://127.0.0.1:1", None, ca=file)
+        assert caught.value.problems[0].key == f"--ca {file}"

@@ -10,7 +10,9 @@ the bytes that they are. How an error counts is the same for both protocols:
 
 Answers are compared with the first one to the same request, bit by bit, by their digests. Whether that one is right is not looked at.
 
-Left out: TLS, keys, shared memory, streams.
+The key of the environment goes with each request, and TLS trusts what the address says (`triton_repo.load.access`).
+
+Left out: shared memory, streams.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from foundation.standalone.preprocess import Row
 from foundation.standalone.windows import Window
 from triton_repo.client import parts_of, tensors
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
+from triton_repo.load import access
 from triton_repo.load.generator import Failure, Kind
 
 if TYPE_CHECKING:
@@ -78,9 +81,13 @@ class Address:
     protocol: Protocol
     place: str
     """host:port."""
+    tls: bool = False
+    """Whether it is reached by TLS."""
+    ca: str = ""
+    """File of the certificates that are trusted, PEM; empty: the public ones."""
 
     def __str__(self) -> str:
-        return f"{self.protocol}://{self.place}"
+        return f"{self.protocol}{'s' if self.tls else ''}://{self.place}"
 
 
 @dataclass(frozen=True)
@@ -92,21 +99,24 @@ class Model:
     """TEXT, or TEXT and TEXT_PAIR, or QUESTION and CONTEXT, or IMAGE, or AUDIO."""
 
 
-def address_of(url: str, protocol: str | None, option: str = "--server") -> Address:
+def address_of(url: str, protocol: str | None, option: str = "--server", ca: str = "") -> Address:
     """Returns where and how to reach a server.
 
     Args:
-        url: host:port, with or without `grpc://` or `http://` before it.
+        url: host:port, with or without `grpc://` or `http://` before it, or with `grpcs://` or `https://`, for TLS.
         protocol: `grpc` or `http`; None takes it from the URL, else gRPC.
         option: What the URL was given with, for messages.
+        ca: File of the certificates that are trusted, PEM; empty: the public ones.
 
     Raises:
-        InputError: The URL is none, or the protocol is not one of them or another than in the URL.
+        InputError: The URL is none, the protocol is not one of them or another than in the URL, the file is none of certificates, or a key
+            would travel in the clear.
     """
-    named, mark, place = url.rpartition("://")
+    scheme, mark, place = url.rpartition("://")
+    tls, named = scheme in ("grpcs", "https"), scheme.removesuffix("s")
     found = protocol or named or "grpc"
     if found not in ("grpc", "http") or (mark and named not in ("grpc", "http")):
-        raise InputError(f"{option} {shown(url, 80)}", f"protocol {named or found}", "grpc and http are allowed, without TLS")
+        raise InputError(f"{option} {shown(url, 80)}", f"protocol {scheme or found}", "grpc, grpcs, http and https are allowed")
     if mark and named != found:
         raise InputError(
             f"{option} {shown(url, 80)}", f"given with --protocol {protocol}", remedy="give one of the two, or the same in both"
@@ -119,7 +129,8 @@ def address_of(url: str, protocol: str | None, option: str = "--server") -> Addr
         is_place = False
     if not is_place:
         raise InputError(f"{option} {shown(url, 80)}", "host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
-    return Address("http" if found == "http" else "grpc", place)
+    access.check_key(str(parts.hostname), tls, f"{option} {shown(url, 80)}")
+    return Address("http" if found == "http" else "grpc", place, tls, access.check_ca(ca, tls))
 
 
 @dataclass
@@ -147,15 +158,23 @@ class Connection:
         if address.protocol == "http":
             from tritonclient.http.aio import InferenceServerClient
 
-            self._client = InferenceServerClient(address.place, conn_limit=most, conn_timeout=seconds)
+            trusted = access.context(address.ca) if address.tls else None
+            self._client = InferenceServerClient(address.place, conn_limit=most, conn_timeout=seconds, ssl=address.tls, ssl_context=trusted)
             self._limit: dict[str, float] = {}  # conn_timeout is the limit of a whole request
         else:
             from tritonclient.grpc.aio import InferenceServerClient
 
-            self._client = InferenceServerClient(address.place)
+            secure = access.credentials(address.ca) if address.tls else None
+            self._client = InferenceServerClient(address.place, creds=secure)
             self._limit = {"client_timeout": seconds}
-            self._channel = grpc.aio.insecure_channel(address.place, options=_UNLIMITED)
-            self._infer, self._seconds = self._channel.unary_unary(INFER), seconds
+            self._channel = (
+                grpc.aio.insecure_channel(address.place, options=_UNLIMITED)
+                if secure is None
+                else grpc.aio.secure_channel(address.place, secure, options=_UNLIMITED)
+            )
+            self._infer, self._seconds, self._metadata = self._channel.unary_unary(INFER), seconds, access.metadata()
+        if (plugin := access.plugin()) is not None:
+            self._client.register_plugin(plugin)
         self.changed = 0
         """Answers that differed from the first one to the same request."""
 
@@ -223,7 +242,7 @@ class Connection:
             found = await self._client.infer(request.model, request.content, **self._limit)
             return _digest(_contents(found))
         try:
-            return _digest([await self._infer(request.content, timeout=self._seconds)])
+            return _digest([await self._infer(request.content, timeout=self._seconds, metadata=self._metadata)])
         except grpc.aio.AioRpcError as error:
             raise InferenceServerException(error.details(), str(error.code())) from error
 
@@ -250,8 +269,10 @@ class Connection:
         """Returns the names of the models that are ready, sorted; None where the server does not list its models."""
         try:
             found = await self._client.get_model_repository_index(**self._described)
-        except InferenceServerException:  # a server may keep its list to itself
-            return None
+        except InferenceServerException as error:
+            if error.status() in access.REFUSED:
+                raise access.refused(f"--server {self._address}") from error
+            return None  # a server may keep its list to itself
         except _ERRORS as error:
             raise InputError(
                 f"--server {self._address}", f"its models cannot be read ({_line(error)})", remedy="give a Triton server"

@@ -37,7 +37,7 @@ def examine(address: Address, model: str | None = None) -> Model:
     Raises:
         InputError: The server cannot be reached, there is no such model, or its inputs differ from our models'.
     """
-    found: Described = _ask({"server": address.place, "protocol": address.protocol, "model": model})
+    found: Described = _ask(_job(address, model))
     return Model(found["model"], tuple(found["inputs"]))
 
 
@@ -70,10 +70,13 @@ def load_test(
         file = Path(folder, "rows.safetensors")
         write_rows(file, rows)
         for load in loads:
-            where = Job(server=address.place, protocol=address.protocol, model=model.name)
-            results.append(_ask({**where, "rows": str(file), "load": asdict(load)}))
+            results.append(_ask({**_job(address, model.name), "rows": str(file), "load": asdict(load)}))
             on_result(results[-1])
     return results
+
+
+def _job(address: Address, model: str | None) -> Job:
+    return {"server": address.place, "protocol": address.protocol, "tls": address.tls, "ca": address.ca, "model": model}
 
 
 def _ask(job: Job) -> Any:

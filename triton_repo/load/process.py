@@ -3,8 +3,8 @@
 A separate process shares no interpreter with the caller, so that nothing else delays its event loop, and its time of the
 processor belongs only to the generator.
 
-    {"server", "protocol", "model"}        finds the model: {"model", "inputs"}
-    {..., "rows": FILE, "load": {...}}     sends the load: figures and {"model", "prepared", "row_bytes"}
+    {"server", "protocol", "tls", "ca", "model"}        finds the model: {"model", "inputs"}
+    {..., "rows": FILE, "load": {...}}                  sends the load: figures and {"model", "prepared", "row_bytes"}
 
 Rows come in one random order, again and again, each row once in a round, so that a long load has the lengths of the data. A request of k
 rows holds the next k; the last one of a round is filled up from the front. Before the measurement the load runs for a short time uncounted:
@@ -42,10 +42,12 @@ MOST_PREPARED_BYTES = 2**28
 
 
 class Job(TypedDict):
-    """What the process is to do."""
+    """What the process is to do; the key of the server is in its environment."""
 
     server: str
     protocol: Protocol
+    tls: bool
+    ca: str
     model: str | None
     rows: NotRequired[str]
     """File of the rows to send."""
@@ -92,7 +94,7 @@ async def run(job: Job) -> Described | Measured:
     Raises:
         InputError: The server, the model or the rows do not fit.
     """
-    address = Address(job["protocol"], job["server"])
+    address = Address(job["protocol"], job["server"], job["tls"], job["ca"])
     async with Connection(address) as asking:
         model = await asking.model(job["model"])
     if "load" not in job:

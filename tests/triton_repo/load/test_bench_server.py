@@ -136,7 +136,8 @@ def test_the_evaluation_rows_of_a_run(monkeypatch):
         (("--server", "a:1", "--data", "x", "--rate", "1", "--concurrency", "1"), "--rate and --concurrency given"),
         (("--server", "a:1", "--data", "x", "--rate", "0"), "rate: 0.0 given; 0.001 to 1000000 is allowed"),
         (("--server", "a:1", "--data", "x", "--json", "absent/load.json"), "--json absent/load.json: there is no folder absent"),
-        (("--server", "https://a:1", "--data", "x"), "protocol https; grpc and http are allowed"),
+        (("--server", "ftp://a:1", "--data", "x"), "protocol ftp; grpc, grpcs, http and https are allowed"),
+        (("--server", "a:1", "--ca", "x", "--data", "x"), "--ca x: given for a server without TLS"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, words):

@@ -202,6 +202,8 @@ def test_a_server_that_keeps_its_list_to_itself(protocol):
         ("http://host:8000/", "http", "http://host:8000"),
         ("host:8000", "http", "http://host:8000"),
         ("[::1]:8001", None, "grpc://[::1]:8001"),
+        ("https://host:8000", "http", "https://host:8000"),
+        ("grpcs://host:8001/", None, "grpcs://host:8001"),
     ],
 )
 def test_urls(url, protocol, found):
@@ -211,8 +213,9 @@ def test_urls(url, protocol, found):
 @pytest.mark.parametrize(
     ("url", "protocol", "words"),
     [
-        ("https://host:1", None, "protocol https; grpc and http are allowed, without TLS"),
-        ("host:1", "rest", "protocol rest; grpc and http"),
+        ("ftp://host:1", None, "protocol ftp; grpc, grpcs, http and https are allowed"),
+        ("https://host:1", "grpc", "given with --protocol grpc"),
+        ("host:1", "rest", "protocol rest; grpc, grpcs, http and https"),
         ("http://host:1", "grpc", "given with --protocol grpc"),
         ("host", None, "host:port is allowed"),
         ("host:x", None, "host:port is allowed"),
