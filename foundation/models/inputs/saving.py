@@ -18,7 +18,7 @@ from foundation.models.inputs.images import image_settings
 from foundation.models.inputs.padding import configured_pad, padding_of, settle_padding
 from foundation.models.inputs.sounds import settings_of, sound_steps
 from foundation.models.inputs.tokenizer import TrainedTokenizer
-from foundation.models.inputs.tokenizer_file import has_token_types, tokenizer_file, write_tokenizer
+from foundation.models.inputs.tokenizer_file import has_token_types, token_types_note, tokenizer_file, write_tokenizer
 from foundation.models.library import model_class
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ def _save_tokenizer(folder: Path, out: Path, task: Task, built: PreTrainedConfig
         if "token_type_ids" in forward and not has_token_types(built) and getattr(built, "type_vocab_size", None) is None:
             changes["model_input_names"] = ["input_ids", "attention_mask"]
         changes.update(padding_of(built, folder, used))
+        if "token_type_ids" in forward and (note := token_types_note(folder, built)) is not None:
+            log(f"  tokenizer: {note}")
     for note in write_tokenizer(folder, out, changes, embeds=embeds):
         log(f"  tokenizer: {note}")
     highest = max(used.get_vocab(with_added_tokens=True).values())

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 FILE, SETTINGS, SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that read any tokenizer.json, in Transformers 4 and 5."""
 MOST_TOKENIZER = 2**29
 """Most bytes of a tokenizer.json that is read."""
 Part = dict[str, Any]
@@ -345,6 +347,25 @@ def _ends(folder: Path, text: str, settings: Mapping[str, object]) -> Iterator[s
         ids = made.encode(PROBES[-1]).ids if ids is None else ids
         if (bool(ids) and ids[place] == made.token_to_id(token)) is not value:
             yield f"{SETTINGS}: add_{name}_token: {str(value).lower()} is not what {FILE} does, which decides in Transformers and here"
+
+
+def token_types_note(folder: Path, config: PreTrainedConfig) -> str | None:
+    """Returns in one line that a run passes token types which Transformers 5 leaves out (XLNet, Funnel); None where both do the same.
+
+    Models of these types were trained with them in Transformers 4. The generic class, which changed in the same way, may belong to any model.
+
+    Args:
+        folder: Folder with the tokenizer.
+        config: Transformers config of a text model.
+    """
+    settings = settings_of(folder)
+    name = settings.get("tokenizer_class")
+    if not has_token_types(config) or class_inputs(settings, config.model_type) is not None or name in GENERIC:
+        return None
+    return (
+        f"{config.model_type} gets token_type_ids as {FILE} gives them, and as Transformers 4 did; Transformers 5 passes none, and may answer "
+        f'otherwise: "model_input_names": ["input_ids", "attention_mask"] in {SETTINGS} leaves them out'
+    )
 
 
 def class_inputs(settings: Mapping[str, object], model_type: str) -> tuple[str, ...] | None:

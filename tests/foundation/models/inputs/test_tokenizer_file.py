@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto import tokenization_auto
 
 from foundation.core.errors import InputError
 from foundation.core.target import Target
@@ -21,7 +22,16 @@ from foundation.models.config import ModelConfig
 from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.inputs.tokenizer import load_tokenizer, target_engine
-from foundation.models.inputs.tokenizer_file import FILE, SETTINGS, class_inputs, settings_of, tokenizer_file, unlike_class, write_tokenizer
+from foundation.models.inputs.tokenizer_file import (
+    FILE,
+    SETTINGS,
+    class_inputs,
+    settings_of,
+    token_types_note,
+    tokenizer_file,
+    unlike_class,
+    write_tokenizer,
+)
 from tests import tiny_embedding
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -230,6 +240,31 @@ def test_a_model_reads_the_inputs_that_its_tokenizer_makes(
     assert ("token_type_ids" in names) is expected is ("token_type_ids" in AutoTokenizer.from_pretrained(folder)("a", "b"))
     found = Checkpoint(folder).preprocessor("text-classification", 16, Target(sequence_lengths=[16])).input_names
     assert ("token_type_ids" in found) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "model_type", "noted"),
+    [
+        ({"tokenizer_class": "XLNetTokenizer"}, "xlnet", True),
+        ({}, "xlnet", True),
+        ({"tokenizer_class": "FunnelTokenizer"}, "funnel", True),
+        ({"tokenizer_class": "XLNetTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, "xlnet", False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "xlnet", False),
+        ({"tokenizer_class": "BertTokenizer"}, "bert", False),
+    ],
+)
+def test_token_types_that_transformers_leaves_out_are_named(settings: dict[str, Any], model_type: str, noted: bool, tmp_path: Path) -> None:
+    """XLNetTokenizer and FunnelTokenizer of Transformers 5.23.0 make none, and made them in Transformers 4.57."""
+    folder = write(tmp_path, bert(), model_type=model_type, **settings)
+    note = token_types_note(folder, AutoConfig.for_model(model_type))
+    assert (note is not None) is noted
+    if noted:
+        assert (
+            "token_type_ids"
+            not in tokenization_auto.tokenizer_class_from_name(
+                f"{'XLNet' if model_type == 'xlnet' else 'Funnel'}Tokenizer"
+            ).model_input_names
+        )
 
 
 def test_an_import_keeps_that_sentences_are_lowercased(tmp_path: Path) -> None:
