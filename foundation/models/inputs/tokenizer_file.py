@@ -352,7 +352,7 @@ def _ends(folder: Path, text: str, settings: Mapping[str, object]) -> Iterator[s
 def token_types_note(folder: Path, config: PreTrainedConfig) -> str | None:
     """Returns in one line that a run passes token types which Transformers 5 leaves out (XLNet, Funnel); None where both do the same.
 
-    Models of these types were trained with them in Transformers 4. The generic class, which changed in the same way, may belong to any model.
+    Models of these types were trained with them in Transformers 4. The generic class changed in the same way, and may belong to any model.
 
     Args:
         folder: Folder with the tokenizer.
@@ -363,8 +363,8 @@ def token_types_note(folder: Path, config: PreTrainedConfig) -> str | None:
     if not has_token_types(config) or class_inputs(settings, config.model_type) is not None or name in GENERIC:
         return None
     return (
-        f"{config.model_type} gets token_type_ids as {FILE} gives them, and as Transformers 4 did; Transformers 5 passes none, and may answer "
-        f'otherwise: "model_input_names": ["input_ids", "attention_mask"] in {SETTINGS} leaves them out'
+        f"{config.model_type} gets token_type_ids as {FILE} gives them, and as Transformers 4 did; Transformers 5 passes none, and may "
+        f'answer otherwise: "model_input_names": ["input_ids", "attention_mask"] in {SETTINGS} leaves them out'
     )
 
 
