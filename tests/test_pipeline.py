@@ -317,9 +317,8 @@ def test_an_export_that_took_builds_is_no_measure_for_one_that_makes_all(
     shutil.rmtree(next(copy.glob("stages/export-*")))
     [found], [first] = ([one for one in steps_of(recipe, folder, context) if one.step.id == "export"] for folder in (copy, Path("absent")))
     assert found.seconds is not None
-    assert found.seconds > 100  # the record counts, in part
     assert first.seconds is not None
-    assert first.seconds < 100
+    assert found.seconds > 2 * first.seconds  # the record counts, in part
     history_file().unlink()
     [unknown] = [one for one in steps_of(recipe, Path("absent"), context) if one.step.id == "export"]
     assert first.seconds == unknown.seconds
