@@ -64,11 +64,11 @@ def load_recipe(source: str | Path | Mapping[str, object], settings: Sequence[st
     Raises:
         InputError: Every problem of the recipe, one line each.
     """
-    from compress.commands.recipes import find
-    from compress.recipe import check, read
+    from compress.commands.recipes import load
+    from compress.recipe import check
     from compress.run.warm_start import started
 
-    return started(check(source, settings) if isinstance(source, Mapping) else read(find(source), settings))
+    return started(check(source, settings)) if isinstance(source, Mapping) else load(source, settings)
 
 
 def plan(recipe: Recipe, out: str | Path | None = None) -> str:

@@ -97,7 +97,8 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         if (named := input_named(step)) is not None:
             name = next(iter(variants)) if named == "baseline" else named
             config, size = variants[name].config, sizes[name]
-        before, after, layers = size.macs, step.config_after(config), sum(depths_of(config) or (UNKNOWN_DEPTH,))
+        before, layers = size.macs, sum(depths_of(config) or (UNKNOWN_DEPTH,))
+        after = step.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
         work = step.work(Passes(before, size.macs, layers), context.data)

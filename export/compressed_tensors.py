@@ -97,8 +97,8 @@ def write(checkpoint: Checkpoint, out: Path) -> None:
         out: Folder to write: empty, or made with its parents.
     """
     assert obstacle(checkpoint) is None, obstacle(checkpoint)
-    layers, given = load_quantization(checkpoint.folder)
-    floating = [*given, *(name for name in _linears(checkpoint) if name not in layers and name not in given)]
+    layers, listed = load_quantization(checkpoint.folder)
+    floating = [*listed, *(name for name in _linears(checkpoint) if name not in layers and name not in listed)]
     out.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
     for file in sorted(checkpoint.folder.glob("model*.safetensors")):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import TensorProto, helper
 
-from export.settings_files import NEW_CLASS, OLD_CLASS, TOKENIZER, copy_settings
+from export.settings_files import TOKENIZER, copy_settings
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.graph import Graph
 from foundation.artifacts.safetensors import read_json
@@ -36,6 +36,7 @@ from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
+from foundation.models.inputs.tokenizer_file import NEW_CLASS, OLD_CLASS
 
 if TYPE_CHECKING:
     import openvino

@@ -10,8 +10,13 @@ OWN = frozenset({"manifest.json", "quantization.json", "quantization.safetensors
 """Files of a checkpoint that no other program reads; a folder has a README of its own."""
 WEIGHTS = (".safetensors", ".index.json")
 """Endings of the files with weights."""
-NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
-"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4 knows too."""
+
+
+def copy_modules(folder: Path, out: Path) -> None:
+    """Copies the folders of a checkpoint to an existing folder: the modules of sentence-transformers (1_Pooling/ ...)."""
+    for file in sorted(folder.iterdir()):
+        if file.is_dir():
+            shutil.copytree(file, out / file.name)
 
 
 def copy_settings(folder: Path, out: Path) -> None:

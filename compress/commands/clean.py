@@ -33,7 +33,7 @@ def clean(folder: Path) -> list[Path]:
         stopped = unfinished(folder)
         names = {found.path.name for found in open_run(folder).artifacts.values()} | stopped
         kept = (*names, *(f".{name}.scratch" for name in names))
-        builds = {path for path in (folder / "stages").glob(f"{BUILD}*") if stopped}  # the stopped export goes on from its own
+        builds = set((folder / "stages").glob(f"{BUILD}*")) if stopped else set[Path]()  # the stopped export goes on from its own
         unused = [path for path in sorted((folder / "stages").iterdir()) if path not in builds and not _is_of(path.name, kept)]
         for path in unused:
             if path.is_dir() and not path.is_symlink():

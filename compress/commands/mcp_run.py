@@ -44,10 +44,10 @@ def start_run(recipe: str, settings: Sequence[str], out: str | None, options: Se
     folder = local(Path("runs") / checked.name if out is None else Path(out), "--out").absolute()
     with locked(folder):
         events = claim(folder)
-    given = [f"--out={folder}", *(f"--set={setting}" for setting in settings), *options, "--", recipe]
+    arguments = [f"--out={folder}", *(f"--set={setting}" for setting in settings), *options, "--", recipe]
     with events, (folder / STDERR).open("wb") as errors:
         process = subprocess.Popen(
-            [*command, "run", "--json", *given],
+            [*command, "run", "--json", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=events,
             stderr=errors,
@@ -92,7 +92,7 @@ async def stop(folder: Path) -> RunState:
 def _is_of(process: int, folder: Path) -> bool:
     """Whether a process of this machine runs in a folder: with a shared folder the id may be of another machine."""
     try:
-        given = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:
         return False
-    return os.fsencode(f"--out={folder}") in given
+    return os.fsencode(f"--out={folder}") in arguments

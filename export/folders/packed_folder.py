@@ -6,12 +6,12 @@ Left out: models that read no text alone, encoder-decoders, and float models.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from export.folders.source import CONFIG, PLACE, Snippet, Source, Written
 from export.folders.transformers_folder import snippets
+from export.settings_files import copy_modules
 from foundation.artifacts.artifact import read_json
 from foundation.core.errors import InputError
 from foundation.schemes.table import SCHEMES
@@ -41,9 +41,7 @@ def write(source: Source, out: Path) -> Written:
     if reason is not None:
         raise InputError(f"--variant {source.variant}", "the format cannot hold it", reason)
     compressed_tensors.write(checkpoint, out)
-    for folder in sorted(checkpoint.folder.iterdir()):
-        if folder.is_dir():
-            shutil.copytree(folder, out / folder.name)
+    copy_modules(checkpoint.folder, out)
     remarks = ["The integers are exactly those of the run; programs unpack them as they load, or multiply them."]
     if SCHEMES[checkpoint.scheme].activations == "dynamic":
         remarks.append("Programs scale the activations of a token by max |x| / 127.5; the figures below are of max |x| / 127.")

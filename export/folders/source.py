@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from export.settings_files import NEW_CLASS, OLD_CLASS, TOKENIZER
+from export.settings_files import TOKENIZER
 from foundation.artifacts import exported
 from foundation.artifacts.artifact import read_json, write_json
 from foundation.core.engines import ENGINES
@@ -21,6 +21,7 @@ from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
 from foundation.labels.tasks import TASKS, Task
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.tokenizer_file import NEW_CLASS, OLD_CLASS
 from foundation.models.own_shape import SHAPE_KEY, stock_type
 
 CONFIG = "config.json"

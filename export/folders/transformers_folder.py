@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from export.folders.source import PLACE, Snippet, Source, Written, reading
-from export.settings_files import OWN, WEIGHTS, copy_settings
+from export.settings_files import OWN, WEIGHTS, copy_modules, copy_settings
 from foundation.core.errors import InputError
 from foundation.schemes.table import SCHEMES
 
@@ -41,10 +41,9 @@ def write(source: Source, out: Path) -> Written:
         )
     folder = source.checkpoint.folder
     copy_settings(folder, out)
+    copy_modules(folder, out)
     for file in sorted(folder.iterdir()):
-        if file.is_dir():
-            shutil.copytree(file, out / file.name)
-        elif file.name.endswith(WEIGHTS) and file.name not in OWN:
+        if file.is_file() and file.name.endswith(WEIGHTS) and file.name not in OWN:
             shutil.copyfile(file, out / file.name)
     return described(source)
 

@@ -33,6 +33,7 @@ class EncoderDecoder:
         core = openvino.Core()
         self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", dict(properties)) for name in (ENCODER, DECODER))
         self._pad_token_id = pad_token_id
+        self._read_names = frozenset(name for port in self.decoder.inputs for name in port.names)
         self._encoding = Request(self.encoder)
         self._free: list[Request] = []
 
@@ -44,9 +45,8 @@ class EncoderDecoder:
         for row, source in enumerate(sources):
             ids[row, : len(source)], mask[row, : len(source)] = source, 1
         self._encoding.infer({"input_ids": ids, "attention_mask": mask})
-        asked = {name for port in self.decoder.inputs for name in port.names}
-        outputs = {name: values for name, values in self._encoding.outputs().items() if name in asked}
-        read = {**outputs, "attention_mask": mask}
+        read = {name: values for name, values in self._encoding.outputs().items() if name in self._read_names}
+        read["attention_mask"] = mask
         return Group(self._free.pop() if self._free else Request(self.decoder), read, self._free.append)
 
 

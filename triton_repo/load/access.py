@@ -95,12 +95,12 @@ def credentials(ca: str) -> grpc.ChannelCredentials:
 
 def plugin() -> Callable[[Request], None] | None:
     """Returns what adds the key of the environment to each request of a client of tritonclient; None where there is no key."""
-    value = key()
-    if value is None:
+    headers = metadata()
+    if not headers:
         return None
 
     def add(request: Request) -> None:
-        request.headers["authorization"] = f"Bearer {value}"
+        request.headers.update(headers)
 
     return add
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 FILE, SETTINGS, SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes that read any tokenizer.json, in Transformers 4 and 5."""
+NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+"""Class name of a tokenizer.json tokenizer in Transformers 5, and the name that Transformers 4 knows too."""
 MOST_TOKENIZER = 2**29
 """Most bytes of a tokenizer.json that is read."""
 Part = dict[str, Any]
@@ -91,8 +91,8 @@ def _tokenizer_file(folder: Path, embeds: bool, state: Stamps) -> TokenizerFile:
     del state  # part of the key: a file that is written anew is read anew
     settings, notes = settings_of(folder), list[str]()
     if (folder / FILE).is_file():
-        text = _checked(folder, read_plain(folder / FILE, MOST_TOKENIZER))
-        own = Tokenizer.from_str(text).to_str()  # every part with its type and all its fields, which a file may leave out
+        text, tokenizer = _checked(folder, read_plain(folder / FILE, MOST_TOKENIZER))
+        own = tokenizer.to_str()  # every part with its type and all its fields, which a file may leave out
         parts = json.loads(own)
         for name in (*NORMALIZERS, "tokenize_chinese_chars", "add_prefix_space"):
             notes += _applied(folder, parts, name, settings)
@@ -107,11 +107,12 @@ def _tokenizer_file(folder: Path, embeds: bool, state: Stamps) -> TokenizerFile:
         notes.append(f"{SENTENCES}: do_lower_case: applied to {FILE}")
     if own and json.loads(own) == parts:
         return TokenizerFile(text, tuple(notes), unchanged=True)
-    return TokenizerFile(_checked(folder, json.dumps(parts, ensure_ascii=False, indent=2).encode()), tuple(notes), unchanged=False)
+    changed, _ = _checked(folder, json.dumps(parts, ensure_ascii=False, indent=2).encode())
+    return TokenizerFile(changed, tuple(notes), unchanged=False)
 
 
-def _checked(folder: Path, data: bytes) -> str:
-    """Returns the contents of a tokenizer.json that the library reads."""
+def _checked(folder: Path, data: bytes) -> tuple[str, Tokenizer]:
+    """Returns the contents of a tokenizer.json, and what the library reads of it."""
     try:
         text = data.decode("utf-8")
         made = Tokenizer.from_str(text)
@@ -121,7 +122,7 @@ def _checked(folder: Path, data: bytes) -> str:
         if made.token_to_id(entry["content"]) != entry["id"]:
             said = f"the token {shown(entry['content'])} should have the id {entry['id']}, and gets {made.token_to_id(entry['content'])}"
             raise InputError(f"{folder}", f"{said}", remedy="save the tokenizer again with save_pretrained")
-    return text
+    return text, made
 
 
 def settings_of(folder: Path) -> dict[str, object]:
@@ -235,7 +236,7 @@ def write_tokenizer(folder: Path, out: Path, changes: Mapping[str, object], *, e
     if not used.unchanged or differs is not None:
         inputs = class_inputs(settings, str(_json(folder / "config.json").get("model_type", "")))
         told = {} if inputs is None else {"model_input_names": list(inputs)}
-        changes = {**names_of(folder, used.tokenizer()), **told, "tokenizer_class": "PreTrainedTokenizerFast", **changes}
+        changes = {**names_of(folder, used.tokenizer()), **told, "tokenizer_class": OLD_CLASS, **changes}
     if any(settings.get(name) != value for name, value in changes.items()):
         write_json(out / SETTINGS, {**settings, **changes})
 
@@ -360,7 +361,7 @@ def token_types_note(folder: Path, config: PreTrainedConfig) -> str | None:
     """
     settings = settings_of(folder)
     name = settings.get("tokenizer_class")
-    if not has_token_types(config) or class_inputs(settings, config.model_type) is not None or name in GENERIC:
+    if not has_token_types(config) or class_inputs(settings, config.model_type) is not None or name in (NEW_CLASS, OLD_CLASS):
         return None
     return (
         f"{config.model_type} gets token_type_ids as {FILE} gives them, and as Transformers 4 did; Transformers 5 passes none, and may "
