@@ -1,4 +1,4 @@
-"""Where a run is: what its events so far add up to."""
+"""The state of a run, summed up from its events so far."""
 
 from __future__ import annotations
 

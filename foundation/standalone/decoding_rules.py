@@ -33,7 +33,7 @@ LARGEST_POWER = 1e25
 
 
 class Structure(Protocol):
-    """What the tokens of one answer may be, such as those of a JSON schema."""
+    """A limit on the tokens of one answer, such as a JSON schema."""
 
     @property
     def complete(self) -> bool:
@@ -88,7 +88,7 @@ class Text:
     stopped: bool = False
     """Whether somebody outside has ended it."""
     structure: Structure | None = None
-    """What its tokens may be, besides a first one that the model fixes; None: all."""
+    """The limit on its tokens, besides a first one that the model fixes; None: all are allowed."""
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.rules.seed)

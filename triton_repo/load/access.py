@@ -1,4 +1,4 @@
-"""What a client shows a server that asks for a key, and whose certificates it trusts.
+"""The key that a client sends to a server, and the certificates that it trusts.
 
     COMPRESS_API_KEY        the key, sent as `Authorization: Bearer KEY`
     --ca FILE               certificates that are trusted instead of the public ones, PEM

@@ -1,4 +1,4 @@
-"""What an answer has to be: a JSON schema or a regular expression, as the tokens that may come next. Needs llguidance and numpy.
+"""Answers limited to a JSON schema or a regular expression: the tokens that may come next. Needs llguidance and numpy.
 
     schema or expression ---> grammar, compiled once and cached ---> of each answer a matcher: a mask over the logits before each token
 
