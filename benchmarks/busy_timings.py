@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +35,13 @@ from foundation.measure.latency import Shape, measure
 from foundation.measure.race import Race, Rival
 from foundation.measure.turns import ratio
 from foundation.models.folder import Checkpoint
+from parts.planted_load import load_of
 
 LOADS = (0.0, 0.5, 1.0, 4.0)
 ROUNDS = ((0.0, 0.5, 1.0), (0.5, 1.0), (0.0, 0.5, 1.0, 4.0), (0.5, 1.0))
 """Loads of successive rounds: the criteria at 0.5 and 1 need the most repetitions."""
-PERIOD_S = 0.1
 WITHIN = 0.15
 MOST_REFUSED = {0.0: 0.0, 0.5: 0.0, 1.0: 0.2, 4.0: 1.0}
-
-
-def burn(duty: float) -> None:
-    """Computes for a share of every period, until it is ended."""
-    while True:
-        until = time.perf_counter() + duty * PERIOD_S
-        while time.perf_counter() < until:
-            pass
-        if duty < 1:
-            time.sleep((1 - duty) * PERIOD_S)
-
-
-@contextmanager
-def load_of(cores: float) -> Iterator[None]:
-    """Keeps so many cores busy inside the block."""
-    duties = [1.0] * int(cores) + ([cores % 1] if cores % 1 else [])
-    processes = [multiprocessing.get_context("spawn").Process(target=burn, args=(duty,), daemon=True) for duty in duties]
-    for process in processes:
-        process.start()
-    time.sleep(0.5 if processes else 0)  # until they compute
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def engines_of(run: Run) -> tuple[list[EngineSpec], list[Shape]]:

@@ -24,10 +24,23 @@ from foundation.core.progress import ConsoleProgress
 
 
 @dataclass(frozen=True)
+class Step:
+    """A step of the plan."""
+
+    id: str
+    cached: bool
+    disk_bytes: int
+    memory_bytes: int
+    expected: Expected
+    line: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan as text, and why it cannot be carried out here."""
 
     text: str
+    steps: tuple[Step, ...]
     refused: tuple[Problem, ...]
     """What the machine lacks."""
 
@@ -71,19 +84,7 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         *(f"warning: {line}" for line in short.warned),
         *more,
     ]
-    return Plan("\n".join(lines), short.refused)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of the plan."""
-
-    id: str
-    cached: bool
-    disk_bytes: int
-    memory_bytes: int
-    expected: Expected
-    line: str
+    return Plan("\n".join(lines), tuple(steps), short.refused)
 
 
 def check_places(recipe: Recipe) -> None:

@@ -26,6 +26,7 @@ from foundation.models.inputs.sounds import frames_of
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import quiet, sizes_config, with_class
 from foundation.models.meta import on_meta_device
+from foundation.models.tied import untie_noted
 from foundation.schemes.scales import Layer
 from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
@@ -117,7 +118,7 @@ def weight_bytes(variant: Variant, context: Context) -> int:
 
 
 def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | None) -> Sizes:
-    parameters, int8_parameters, table_parameters = _parameters(config, context.task, quantizer)
+    parameters, int8_parameters, table_parameters = parameters_of(config, context.task, quantizer)
     labels, facts, outputs = context.data.evaluation.labels, context.facts, max(1, len(context.data.labels))
     if facts.embeds:
         outputs = width_of_towers(config) if facts.two_towers else width_of(config)
@@ -134,10 +135,12 @@ def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | Non
     )
 
 
-def _parameters(config: PreTrainedConfig, task: Task, quantizer: Quantize | None) -> tuple[int, int, int]:
+def parameters_of(config: PreTrainedConfig, task: Task, quantizer: Quantize | None) -> tuple[int, int, int]:
     """Returns the number of parameters, and how many of them become int8 and are in tables of embeddings, counted on the meta device."""
     with on_meta_device(), quiet():
-        model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
+        model = auto_class(task, config).from_config(with_class(config, task))
+        untie_noted(model)
+        model = with_linears(model)
     int8 = _int8_layers(model, quantizer) if quantizer else []
     uses = uses_of_weights(model)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and uses[id(module.weight)] == 1]

@@ -1,19 +1,23 @@
 """Checks on the safetensors files of a model folder, made before any weight is loaded.
 
 A model folder may hold anything: a half-copied download, a pickle, a model for another task. These checks read only file names and
-safetensors headers (name, shape and dtype of every tensor), except `check_finite`, which streams the weights once. Nothing is unpickled.
+safetensors headers (name, shape and dtype of every tensor). `first_and_last_rows` reads two rows of a tensor, and `check_finite` streams the
+weights once. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foundation.core.errors import InputError
 from foundation.core.files import read_plain
 from foundation.core.shown import pasted, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "flax_model.msgpack")
 CONVERT = (
@@ -110,6 +114,23 @@ def headers(folder: Path, key: str) -> dict[str, tuple[tuple[int, ...], str]]:
                 raise InputError(
                     key, f"{file}: {name} is {found[name][1]}", "only float weights are allowed", "give the model before quantization"
                 )
+    return found
+
+
+def first_and_last_rows(folder: Path, key: str, names: Collection[str]) -> dict[str, Tensor]:
+    """Returns the first and the last row of some tensors, [2, ...]; reads nothing else. Names that the files do not hold are left out.
+
+    Raises:
+        InputError: As of `headers`.
+    """
+    import torch
+
+    found: dict[str, Tensor] = {}
+    for _, stream in _open(folder, key):
+        for name in sorted(set(names) & set(stream.keys())):
+            piece = stream.get_slice(name)
+            rows = piece.get_shape()[0]
+            found[name] = torch.cat((piece[:1], piece[rows - 1 :]))
     return found
 
 

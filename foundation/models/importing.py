@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foundation.artifacts.artifact import digest, file_digest
-from foundation.artifacts.safetensors import FLOATS, check_finite, headers, read_json, weight_files
+from foundation.artifacts.safetensors import FLOATS, check_finite, first_and_last_rows, headers, read_json, weight_files
 from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.labels.tasks import TASKS, Task, tasks_with
@@ -51,7 +51,7 @@ from foundation.models.library import REFUSED, as_with_head, one_line, preview, 
 from foundation.models.meta import on_meta_device
 from foundation.models.raw_config import check_raw
 from foundation.models.size import count
-from foundation.models.tied import shared_as
+from foundation.models.tied import note_apart, shared_as, shared_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -110,7 +110,7 @@ def check_model(
             as_with_head(checked, config.task)
         add_embedding(checked, config, source)
         if is_there:
-            _check_stored(config, checked, source)
+            note_apart(checked, _check_stored(config, checked, source))
     if config.preprocessor is not None:
         check_raw(config.preprocessor, {}, "model.preprocessor")
     names = label_names(config)
@@ -224,8 +224,11 @@ def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
     return found
 
 
-def _check_stored(config: ModelConfig, stored_config: Any, source: Path) -> None:
-    """Checks, without reading a weight, that the files can hold the model of the config, in floating point."""
+def _check_stored(config: ModelConfig, stored_config: Any, source: Path) -> set[str]:
+    """Checks that the files can hold the model of the config, in floating point; returns the names of tied weights that they store apart.
+
+    Of the weights, only rows of these are read.
+    """
     stored = headers(source, "model.path")
     try:
         with on_meta_device(), quiet():
@@ -247,6 +250,19 @@ def _check_stored(config: ModelConfig, stored_config: Any, source: Path) -> None
             raise InputError(
                 "model.path", f"{source}: {name} is {dtype}", "only float weights are allowed", "give the model before quantization"
             )
+    return _stored_apart(model, source, stored)
+
+
+def _stored_apart(model: PreTrainedModel, source: Path, stored: Collection[str]) -> set[str]:
+    """Returns the names of tied weights of a model whose files hold different values for them; Transformers then leaves these apart."""
+    model.tie_weights()
+    apart: set[str] = set()
+    for group in shared_names(model):
+        rows = first_and_last_rows(source, "model.path", group & set(stored))
+        first = next(iter(rows.values()), None)
+        if any(row.shape != first.shape or not row.equal(first) for row in rows.values() if first is not None):
+            apart |= rows.keys()
+    return apart
 
 
 def _check_names(source: Path, stored: Sequence[str], parameters: set[str], prefix: str) -> None:

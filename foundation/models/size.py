@@ -21,7 +21,7 @@ from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
-from foundation.models.tied import shared_as, shared_names
+from foundation.models.tied import shared_as, shared_names, untie_noted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -103,6 +103,8 @@ def _counted(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int,
         made.tie_weights()  # which is left out where weights are not initialized
         if isinstance(model, nn.Module):
             shared_as(made, model)
+        else:
+            untie_noted(made)
         made.requires_grad_(False)  # the counter follows gradients, which some models cut off
         inputs = inputs_of(config, task, length, masked=not on_meta)
         with FlopCounterMode(display=False) as counter, torch.no_grad():

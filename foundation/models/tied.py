@@ -11,9 +11,12 @@ the second of two weights overwrites the first.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def shared_as(model: nn.Module, source: nn.Module) -> None:
@@ -50,6 +53,22 @@ def apart(model: nn.Module, stored: Collection[str]) -> None:
         stored: Names of the weights in the file; of a tied weight only one of the names.
     """
     _part(model, {name: name for name in stored})
+
+
+def note_apart(config: PreTrainedConfig, names: Collection[str]) -> None:
+    """Notes in a config, in place, which tied weights the files of its model store under names of their own.
+
+    What is then built from the config, or from a copy of it with other sizes, is untied by `untie_noted`. A plan counts models this way,
+    whose weights it does not read.
+    """
+    if names:
+        config.weights_apart = sorted(names)
+
+
+def untie_noted(model: Any) -> None:
+    """Unties, in place, the weights of a model that its config notes (`note_apart`)."""
+    if names := getattr(model.config, "weights_apart", ()):
+        apart(model, names)
 
 
 def _identity(parameter: nn.Parameter) -> Hashable:

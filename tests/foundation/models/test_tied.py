@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from compress.run.disk import parameters_of
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
 from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import on_meta, remade
 from foundation.models.checkpoint import load, save
 from foundation.models.config import ModelConfig
-from foundation.models.importing import import_model
+from foundation.models.importing import check_model, import_model
 from foundation.models.library import quiet, with_class
 from foundation.models.size import count
 from foundation.models.tied import apart, shared_as
@@ -117,6 +119,23 @@ def test_shared_weights_count_once() -> None:
     with quiet():
         model = transformers.T5ForConditionalGeneration(config)
     assert count(config, "text-to-text", 8).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("own_head", [True, False], ids=["own head", "the same values twice"])
+def test_a_plan_counts_the_head_as_it_is_stored(tmp_path: Path, own_head: bool) -> None:
+    """Transformers 5.23 reads the config of both as tied; two stored names are two weights only where their values differ."""
+    source = flan_t5(tmp_path)
+    stored = load_file(source / "model.safetensors")
+    if not own_head:
+        save_file({**stored, HEAD: stored[TABLE].clone()}, source / "model.safetensors", metadata={"format": "pt"})
+    config = check_model(ModelConfig(path=str(source), task="text-to-text", head="keep"), max_length=8).config
+    parameters = sum(tensor.numel() for tensor in stored.values()) - (0 if own_head else stored[HEAD].numel())
+    shorter = copy.deepcopy(config)
+    shorter.num_layers = 1
+    less = sum(tensor.numel() for name, tensor in stored.items() if name.startswith("encoder.block.1."))
+    assert count(config, "text-to-text", 8).parameters == parameters
+    assert count(shorter, "text-to-text", 8).parameters == parameters - less
+    assert parameters_of(config, "text-to-text", None)[0] == parameters
 
 
 def test_a_new_head_leaves_the_tables_of_a_body_apart(tmp_path: Path) -> None:
