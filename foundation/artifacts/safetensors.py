@@ -1,8 +1,8 @@
 """Checks on the safetensors files of a model folder, made before any weight is loaded.
 
 A model folder may hold anything: a half-copied download, a pickle, a model for another task. These checks read only file names and
-safetensors headers (name, shape and dtype of every tensor). `first_and_last_rows` reads two rows of a tensor, and `check_finite` streams the
-weights once. Nothing is unpickled.
+safetensors headers (name, shape and dtype of every tensor). `first_and_last_rows` reads two rows of a tensor, and `check_finite` streams
+the weights once. Nothing is unpickled.
 """
 
 from __future__ import annotations
