@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import statistics
 import tempfile
 import threading
@@ -50,7 +49,7 @@ from foundation.artifacts.chain import GOLDEN
 from foundation.core.errors import InputError
 from foundation.machine.environment import fingerprint
 from foundation.standalone.preprocess import Preprocessor
-from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio
+from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio, sent_slowly
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer
@@ -260,21 +259,7 @@ def damage(bench: Bench) -> dict[str, Any]:
 def slow(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.serving() as running:
-        place = running.http_address.rpartition(":")
-        head = f"POST /v2/models/{bench.model.name}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
-
-        def work() -> dict[str, Any]:
-            with contextlib.ExitStack() as stack:
-                clients = [stack.enter_context(socket.create_connection((place[0], int(place[2])))) for _ in range(200)]
-                for one in clients:
-                    one.sendall(head)
-                for _ in range(10):
-                    for one in clients:
-                        one.sendall(b" ")
-                    time.sleep(1.0)
-            return {"clients": len(clients), "seconds": 10}
-
-        return bench.beside(running, work)
+        return bench.beside(running, lambda: sent_slowly(running.http_address, f"/v2/models/{bench.model.name}/infer"))
 
 
 def large(bench: Bench) -> dict[str, Any]:

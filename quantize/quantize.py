@@ -10,6 +10,7 @@ selection rows. Not supported: quantizing a quantized checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -103,6 +104,18 @@ class Quantize(QuantizeSettings):
         if self.mode != "ptq" and teacher is not None and self.qat.named:
             plan_of(self.qat, key, same_shape(config, teacher)).check(config, teacher, context, self.qat.micro_batch_size)
 
+    def doubts(self, context: Context) -> Iterator[str]:
+        """Yields why an engine of the target may not compute the integers of the quantized model on this processor, one line each."""
+        from foundation.schemes.int8 import has_vnni
+
+        products = self.attention and context.target.device == "cpu" and "openvino" in context.target.engines
+        if products and not has_vnni():
+            yield (
+                f"stages.{self.title}.attention: this processor has neither VNNI nor AMX, where OpenVINO's products of two int8 activations "
+                "saturate at 16 bits; export refuses the engine if that changes answers. Leave attention out, or leave openvino out of "
+                "target.engines"
+            )
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Quantizes the model and writes the checkpoint.
 
@@ -127,6 +140,8 @@ class Quantize(QuantizeSettings):
         from quantize.ptq import write_checkpoint
         from quantize.streaming import quantize_streamed, worth_streaming
 
+        for doubt in self.doubts(context):
+            context.progress.warn(doubt)
         if self.stream is True or (self.stream == "auto" and worth_streaming(self, parent.path, context)):
             figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
         else:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shutil
+import socket
 import statistics
 import tempfile
 import threading
@@ -58,8 +59,8 @@ def arguments(about: str | None, scenarios: Sequence[Callable[..., Any]], second
     return parser
 
 
-def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Sequence[Callable[..., Any]], bench: Any) -> None:
-    """Runs the scenarios that were asked for, in that order; prints what came of each, and writes all of it after each.
+def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Sequence[Callable[..., Any]], bench: Any) -> dict[str, Any]:
+    """Runs the scenarios that were asked for, in that order; prints what came of each, writes all of it after each, and returns it.
 
     Args:
         given: The command line.
@@ -74,6 +75,22 @@ def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Seq
         print(json.dumps({name: document[name]}, indent=1), flush=True)
         if given.out is not None:
             given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
+
+
+def sent_slowly(address: str, path: str) -> dict[str, Any]:
+    """Sends the bodies of 200 requests, a byte a second, for ten seconds."""
+    host, _, port = address.rpartition(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)]
+        for one in clients:
+            one.sendall(head)
+        for _ in range(10):
+            for one in clients:
+                one.sendall(b" ")
+            time.sleep(1.0)
+    return {"clients": len(clients), "seconds": 10}
 
 
 @dataclass(frozen=True)

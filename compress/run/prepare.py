@@ -115,13 +115,15 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 
 
 def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[str, ...]:
-    """Returns the notes about the tokenizer that the import of a recipe's model will log, and about its chat template, one line each.
+    """Returns the notes about the tokenizer that the import of a recipe's model will log, about its chat template, and about products that
+    this processor does not compute exactly, one line each.
 
     Raises:
         InputError: Rows, conversations or questions cannot be prepared for the model.
     """
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
-    notes = check_inputs(recipe.model, config, tokenizer, context)
+    doubts = (doubt for stage in recipe.stages if isinstance(stage, Quantize) for doubt in stage.doubts(context))
+    notes = (*check_inputs(recipe.model, config, tokenizer, context), *doubts)
     if not recipe.model.facts.generates or config.is_encoder_decoder or isinstance(tokenizer, TrainedTokenizer):
         return notes
     return (*notes, *_check_conversations(recipe, config, tokenizer))

@@ -47,13 +47,15 @@ class EngineProcess:
 
     Args:
         job: The engine.
+        wait: Whether to wait until it is open. If not, call `await_open` before anything else.
 
     Raises:
         EngineError: The engine could not be opened.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, wait: bool = True) -> None:
         self.job = job
+        self.versions: dict[str, str] = {}
         self.peak_memory_bytes = 0
         self._files = tempfile.TemporaryDirectory(prefix="compress-engine-")
         threads = str(job.threads)
@@ -62,10 +64,20 @@ class EngineProcess:
         with self._errors.open("wb") as errors:
             self._process = spawn(job.command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         try:
-            self.versions: dict[str, str] = self.ask("open", spec=job.message())["versions"]
+            self._send("open", spec=job.message())
+            if wait:
+                self.await_open()
         except BaseException:
             self.close()
             raise
+
+    def await_open(self) -> None:
+        """Waits until the engine is open.
+
+        Raises:
+            EngineError: It could not be opened.
+        """
+        self.versions = self._read("open")["versions"]
 
     def ask(self, op: str, **fields: object) -> dict[str, Any]:
         """Sends a request and waits for the response.
@@ -73,13 +85,17 @@ class EngineProcess:
         Raises:
             EngineError: The engine reported an error, runs elsewhere than it was asked to, or its process exited.
         """
+        self._send(op, **fields)
+        return self._read(op)
+
+    def _send(self, op: str, **fields: object) -> None:
+        """Sends a request."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._gone(op) from error
-        return self._read(op)
 
     def _read(self, op: str) -> dict[str, Any]:
         """Waits for the next line of the process."""

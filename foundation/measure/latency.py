@@ -27,6 +27,7 @@ import numpy as np
 
 from foundation.artifacts.timed import Timing
 from foundation.core.progress import Progress
+from foundation.machine.environment import hardware
 from foundation.machine.load import Watch
 from foundation.measure import samples
 from foundation.measure.engine_process import EngineProcess
@@ -62,7 +63,7 @@ def measure(
         EngineError: An engine failed.
     """
     with ExitStack() as stack:
-        processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
+        processes = _opened(jobs, stack)
         advance = stack.enter_context(progress.bar("latency", len(shapes) * len(jobs) * TURNS))
         table = Table(jobs, processes, shapes, watch or Watch(), advance)
         if race is None:
@@ -75,6 +76,18 @@ def measure(
     return [
         (index, table.cells[index, shape].row(job, shape, table.elsewhere(index))) for index, job in enumerate(jobs) for shape in shapes
     ]
+
+
+def _opened(jobs: Sequence[Job], stack: ExitStack) -> list[EngineProcess]:
+    """Opens the engines, as many at a time as there are cores: most of it is one thread that imports libraries and compiles a graph."""
+    processes, together = list[EngineProcess](), int(hardware()["cores"])
+    for number, job in enumerate(jobs):
+        if number >= together:
+            processes[number - together].await_open()
+        processes.append(stack.enter_context(EngineProcess(job, wait=False)))
+    for process in processes[-together:]:
+        process.await_open()
+    return processes
 
 
 def _run(race: Race, table: Table) -> None:

@@ -59,8 +59,11 @@ class Simulated:
 class Process:
     """Stands for `EngineProcess`."""
 
-    def __init__(self, job: Simulated) -> None:
-        self.job = job
+    def __init__(self, job: Simulated, *, wait: bool) -> None:
+        self.job, self.is_open = job, wait
+
+    def await_open(self) -> None:
+        self.is_open = True
 
     def __enter__(self) -> Process:
         return self
@@ -69,6 +72,7 @@ class Process:
         pass
 
     def ask(self, op: str, *, batch: int, sequence: int | None, least: int, most: int, seconds: float) -> dict[str, Any]:
+        assert self.is_open
         job, machine = self.job, self.job.machine
         machine.asked.append((job.name, batch, sequence))
         quiet = job.quiet_ms[batch, sequence] * float(np.exp(machine.random.normal(0, job.noise / 2)))

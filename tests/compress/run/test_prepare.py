@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from compress.commands.plan import describe
 from compress.pipeline import run
 from compress.recipe import check
 from compress.run import implicit
@@ -13,6 +14,7 @@ from compress.run.prepare import prepare
 from export.engines import onnxruntime, registry
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
+from foundation.schemes import int8
 from tests.problems import raises_problem
 from tests.tiny_recipes import tiny_vit
 
@@ -75,3 +77,21 @@ def test_a_stage_after_a_student_that_is_no_text_model_is_checked(tmp_path: Path
         {"prune": {"sparsity": 0.3, "granularity": ["ffn"], "multiple_of": 8, "recover": None}},
     ]
     assert prepare(recipe(stages), tmp_path, ConsoleProgress("silent")).count_macs() > 0
+
+
+@pytest.mark.parametrize(
+    ("vnni", "engines", "attention", "doubted"),
+    [
+        (False, ["openvino", "onnxruntime"], True, True),
+        (False, ["openvino"], "auto", True),
+        (True, ["openvino"], True, False),
+        (False, ["onnxruntime"], True, False),
+        (False, ["openvino"], False, False),
+    ],
+)
+def test_a_plan_notes_int8_products_that_the_processor_saturates(
+    vnni: bool, engines: list[str], attention: Any, doubted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "has_vnni", lambda: vnni)
+    plan = describe(recipe([{"quantize": {"attention": attention}}, "export"], engines=engines), tmp_path)
+    assert any("stages.quantize.attention" in line and "VNNI" in line for line in plan.splitlines()) is doubted

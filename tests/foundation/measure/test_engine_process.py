@@ -37,6 +37,13 @@ def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
         EngineProcess(Scripted("unopenable", tmp_path / "log"))
 
 
+def test_an_engine_that_is_not_waited_for_fails_where_it_is(tmp_path: Path) -> None:
+    engine = EngineProcess(Scripted("unopenable", tmp_path / "log"), wait=False)
+    with engine, pytest.raises(EngineError, match=r"unopenable static int8: .* status 9 during 'open'"):
+        engine.await_open()
+    assert engine._process.returncode == 9
+
+
 def test_its_files_and_its_process_are_gone_afterwards(tmp_path: Path) -> None:
     with EngineProcess(Scripted("openvino", tmp_path / "log")) as engine:
         folder = Path(engine._files.name)
