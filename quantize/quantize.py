@@ -111,9 +111,8 @@ class Quantize(QuantizeSettings):
         products = self.attention and context.target.device == "cpu" and "openvino" in context.target.engines
         if products and not has_vnni():
             yield (
-                f"stages.{self.title}.attention: this processor has neither VNNI nor AMX, where OpenVINO's products of two int8 activations "
-                "saturate at 16 bits; export refuses the engine if that changes answers. Leave attention out, or leave openvino out of "
-                "target.engines"
+                f"stages.{self.title}.attention: without VNNI or AMX, OpenVINO's products of two int8 activations saturate at 16 bits on "
+                "this processor; export refuses the engine if answers change. Leave attention out, or openvino out of target.engines"
             )
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:

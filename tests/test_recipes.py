@@ -248,7 +248,7 @@ def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes short sounds, a folder for each class or text; the model gets one layer, and one of waveforms its length in samples."""
     data = tiny_sounds.folder(folder / "data", train=TRAIN, test=TEST, longest=0.3)
     one = {"num_feat_extract_layers": 1, "conv_dim": [32], "conv_kernel": [160], "conv_stride": [160]}
-    narrow = [f"model.config.{key}={value}" for key, value in one.items()] if "conv_dim" in recipe.model.config else []
+    narrow = [f"model.config.{key}={value}" for key, value in one.items()] if "conv_dim" in (recipe.model.config or {}) else []
     lengths = [] if recipe.data.max_seconds is None else ["data.max_seconds=0.3", "target.sequence_lengths=[2400]"]
     return [
         f"data.path={data}",

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from compress.recipe import Recipe, read
+from compress.commands.recipes import load
+from compress.recipe import Recipe
+from foundation.labels.candidates import Candidates
 from foundation.labels.spans import Spans
 from foundation.labels.tags import Tags
 from tests import tiny_sounds, tiny_towers
@@ -21,6 +23,7 @@ from tests.test_recipes import (
     image_settings,
     one_step,
     question_settings,
+    reranking_settings,
     text_settings,
     tower_settings,
 )
@@ -42,7 +45,7 @@ def shrunk(folder: Path, path: str, given: Sequence[str]) -> list[str]:
     if not (folder / "input.txt").exists():
         (folder / "input.txt").write_text(tiny_gpt.text(400, 0), encoding="utf-8")
     settings = [value for option, value in pairwise(given) if option == "--set"]
-    recipe = read(Path(path), settings)
+    recipe = load(path, settings)
     small = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     small += ["search=null"] if recipe.search is not None else []  # its values are those of the large model
     engine = recipe.target.engines[0]
@@ -67,12 +70,12 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         place.mkdir(exist_ok=True)
         finetuned = any(stage.NAME == "finetune" for stage in recipe.stages)
         source = [] if finetuned else [f"model.path={tiny_towers.checkpoint(place / 'model')}"]
-        found = tower_settings(recipe, place)[0 if finetuned else 2 :]
+        found = tower_settings(recipe, place)[0 if finetuned else 1 :]
         return [*source, *(setting for setting in found if not (local and setting.startswith("data.path")))]
     if facts.embeds:
         place.mkdir(exist_ok=True)
         return embedding_settings(recipe, place)
-    by_form = {Tags: entity_settings, Spans: question_settings}
+    by_form = {Tags: entity_settings, Spans: question_settings, Candidates: reranking_settings}
     if facts.answer.form in by_form:
         place.mkdir(exist_ok=True)
         return by_form[facts.answer.form](recipe, place)
