@@ -14,7 +14,19 @@ from foundation.artifacts.artifact import write_json
 from foundation.artifacts.exported import Build, Engine, Exported
 from foundation.artifacts.timed import VariantTiming, write_latency
 from foundation.core.goals import Goals
-from foundation.measure.fastest import CLOSE, Candidate, Measured, Scale, candidates, competing, fastest, missed, ranking, time_ms
+from foundation.measure.fastest import (
+    CLOSE,
+    NEGLIGIBLE_MS,
+    Candidate,
+    Measured,
+    Scale,
+    candidates,
+    competing,
+    fastest,
+    missed,
+    ranking,
+    time_ms,
+)
 from foundation.measure.judged import judged_of
 
 SHAPES = ((1, 32), (8, 128))
@@ -122,9 +134,33 @@ def test_no_other_candidate_misses_fewer_goals_or_is_clearly_faster(
     assert len(first.missed) == least
     rivals = [one for one in found if len(missed(one, goals, against)) == least]
     best = min(time_ms(one, goals) for one in rivals)
-    assert first.time_ms <= (1 + CLOSE) * best
+    assert first.time_ms <= equal(best, goals)
     smaller = [one for one in rivals if one.size_bytes < first.candidate.size_bytes]
-    assert all(time_ms(one, goals) > (1 + CLOSE) * best for one in smaller)
+    assert all(time_ms(one, goals) > equal(best, goals) for one in smaller)
+
+
+def equal(best: float, goals: Goals) -> float:
+    """Returns the longest time that is as fast as the least one."""
+    return max((1 + CLOSE) * best, best + (0.0 if goals.min_throughput else NEGLIGIBLE_MS))
+
+
+@pytest.mark.parametrize(
+    ("slower", "served"),
+    [(0.1885, "fast"), (0.1554, "small"), (0.163, "small")],
+    ids=["a quarter slower", "a thirtieth slower", "13 microseconds slower"],
+)
+def test_calls_of_a_fraction_of_a_millisecond_give_the_same_choice_in_every_run(slower: float, served: str) -> None:
+    """One turn in seven takes a quarter longer, as turns of a small ViT in OpenVINO do on two quiet cores."""
+    chosen = []
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        found = []
+        for name, quiet, size in (("fast", 0.1504, 20), ("small", slower, 10)):
+            turns = quiet * np.exp(random.normal(0, 0.02, 6)) * np.where(random.random(6) < (0.15 if name == "fast" else 0), 1.25, 1)
+            cell = row(float(np.median(turns)), turns_ms=tuple(turns))
+            found.append(Candidate((name, "int8", "fp32", "openvino", "static"), 0.9, size, {(1, 32): cell}))
+        chosen.append(ranking(found, Goals(), scale(1.0))[0].candidate.key[0])
+    assert chosen.count(served) >= 185
 
 
 def build(variant: str, precision: str, *engines: Engine) -> Build:
