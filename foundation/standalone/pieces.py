@@ -36,6 +36,12 @@ class Decoded:
         self._decode, self._held = decode, held
         self._ids: list[int] = []
         self._text, self._sent, self._begun = "", 0, False
+        self._given = 0
+
+    @property
+    def letters(self) -> int:
+        """Number of letters of the text so far, with those that later tokens may change and without one that is not whole."""
+        return self._given + max(0, len(self._text.rstrip(UNFINISHED)) - self._sent)
 
     def add(self, ids: Sequence[int]) -> str:
         """Takes ids; returns the text that is now certain."""
@@ -46,6 +52,7 @@ class Decoded:
             self._begun = bool(self._text[:ready].strip())
             ready = ready if self._begun else 0
         piece, self._sent = self._text[self._sent : ready], ready
+        self._given += len(piece)
         if len(self._ids) >= WINDOW:
             self._slide()
         return piece
@@ -123,6 +130,11 @@ class Pieces:
     def end(self) -> str:
         """Returns the last piece."""
         return self._stop.add(self._decoded.end()) + self._stop.end()
+
+    @property
+    def letters(self) -> int:
+        """See `Decoded.letters`; the letters of stop texts count too."""
+        return self._decoded.letters
 
     @property
     def stopped(self) -> bool:

@@ -26,6 +26,7 @@ OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
     "TOKENS": ("TYPE_INT64", -1, "its token ids; the ids of the last pieces may hold a stop text"),
     "INDEX": ("TYPE_INT32", 1, "number of the answer, 0 unless ANSWERS is above 1"),
+    "LOGPROBS": ("TYPE_STRING", 1, "if asked for: JSON, the log-probability, text and bytes of each token of the text; see `logprobs.py`"),
     "FINISH_REASON": ("TYPE_STRING", 1, "in the last response: stop, length, timeout or cancelled"),
     "PROMPT_TOKENS": ("TYPE_INT32", 1, "in the last response"),
     "COMPLETION_TOKENS": ("TYPE_INT32", 1, "in the last response"),

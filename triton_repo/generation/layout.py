@@ -46,6 +46,8 @@ GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
 FILES = ("model.py", "request.py", "answer.py", "engine.py", "opened.py", "outbox.py")
+LOGITS = ("logprobs.py", "searching.py", "structures.py")
+"""Files of a model whose logits are ours."""
 STANDALONE = (chat_template, language_text, pieces)
 
 
@@ -62,10 +64,8 @@ class Parts:
 
 PARTS = {
     "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, stretches)),
-    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py", "structures.py"), (onnx_decoder, decoding_rules)),
-    "openvino_seq2seq": Parts(
-        SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py", "structures.py"), (encoder_decoder, openvino_request, decoding_rules)
-    ),
+    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", *LOGITS), (onnx_decoder, decoding_rules)),
+    "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", *LOGITS), (encoder_decoder, openvino_request, decoding_rules)),
 }
 """Keyed by engine."""
 

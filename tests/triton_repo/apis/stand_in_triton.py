@@ -7,7 +7,7 @@ value         the number of letters
 reranker      the number of letters that query and text share
 entities      each word that begins with a capital letter, as a name
 questions     the first word of the context
-story         an answer of the words of the prompt, one word a piece
+story         an answer of the words of the prompt, one word a piece; the word in place i has the log-probability -i/8
 """
 
 from __future__ import annotations
@@ -127,7 +127,14 @@ class Triton:
                 "REGEX": "BYTES",
             }.items():
                 described.inputs.add(name=name, datatype=kind, shape=[-1 if name in ("INPUT_IDS", "STOP") else 1])
-            for name, kind in {"MAX_TOKENS": "INT32", "TEMPERATURE": "FP32", "TOP_P": "FP32", "SEED": "INT64", "STREAM": "BOOL"}.items():
+            for name, kind in {
+                "MAX_TOKENS": "INT32",
+                "TEMPERATURE": "FP32",
+                "TOP_P": "FP32",
+                "SEED": "INT64",
+                "LOGPROBS": "INT32",
+                "STREAM": "BOOL",
+            }.items():
                 described.inputs.add(name=name, datatype=kind, shape=[1])
             return described
         inputs, outputs, _ = TEXT_MODELS[request.name]
@@ -178,11 +185,14 @@ class Stream:
         words = text.split(" ")
         most = given.get("MAX_TOKENS", len(words))
         pieces = [word if index == 0 else f" {word}" for index, word in enumerate(words[:most])]
+        entries = listed(pieces, given["LOGPROBS"]) if "LOGPROBS" in given else None
         if not given["STREAM"]:
             pieces = ["".join(pieces)]
         for index, piece in enumerate(pieces):
             response = pb.ModelInferResponse(model_name="story")
             add(response, "TEXT", piece)
+            if entries is not None:
+                add(response, "LOGPROBS", json.dumps(entries if len(pieces) == 1 else entries[index : index + 1]))
             if index == len(pieces) - 1:
                 add(response, "FINISH_REASON", "length" if most < len(words) else "stop")
                 add(response, "PROMPT_TOKENS", len(words))
@@ -195,6 +205,17 @@ class Stream:
 
     def cancel(self) -> None:
         self._triton.ended += 1
+
+
+def listed(pieces: list[str], most: int) -> list[dict[str, Any]]:
+    """The log-probabilities of words; the likeliest in each place are parts of one letter, the end token, and the word itself."""
+    found, offset = [], 0
+    for index, piece in enumerate(pieces):
+        best = [{"token": "\\xe2", "bytes": [0xE2]}, {"token": "<end>", "bytes": None}, {"token": piece, "bytes": list(piece.encode())}]
+        own = {**best[2], "id": 5, "logprob": -index / 8, "text_offset": offset}
+        found.append({**own, "top_logprobs": [{**one, "id": 7, "logprob": -index / 8} for one in best[:most]]})
+        offset += len(piece)
+    return found
 
 
 def add(response: Any, name: str, value: str | int) -> None:

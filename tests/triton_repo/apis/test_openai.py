@@ -168,6 +168,68 @@ def test_what_an_answer_has_to_be_reaches_the_model(chat: bool, asked: dict[str,
     assert {name: json.loads(text) if name == "JSON_SCHEMA" else text for name, text in found.items()} == inputs
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("most", [None, 0, 2, 3])
+def test_log_probabilities_of_a_conversation_are_those_of_the_model(most: int | None, stream: bool, served: Any) -> None:
+    triton = Triton()
+
+    async def ask(address: str) -> Any:
+        messages: Any = [{"role": "user", "content": "once upon a"}]
+        more: Any = {} if most is None else {"top_logprobs": most}
+        answer = await client(address).chat.completions.create(model="story", messages=messages, logprobs=True, stream=stream, **more)
+        return [piece.choices[0] async for piece in answer] if stream else answer.choices
+
+    choices = served(ask, "story", triton=triton)
+    assert inputs_of(triton.requests[0])["LOGPROBS"] == (most or 0)
+    content = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+    assert [one.token for one in content] == ["once", " upon", " a"]
+    assert [one.logprob for one in content] == [0, -1 / 8, -2 / 8]
+    assert [bytes(one.bytes).decode() for one in content] == ["once", " upon", " a"]
+    best = [[(one.token, one.bytes) for one in token.top_logprobs] for token in content]
+    assert best == [[("\\xe2", [0xE2]), ("<end>", None), (word, list(word.encode()))][: most or 0] for word in ("once", " upon", " a")]
+    if stream:  # each word comes with its own, and the end without one
+        words = [(choice.delta.content, choice.logprobs.content[0].token) for choice in choices if choice.logprobs]
+        assert words == [(word, word) for word in ("once", " upon", " a")]
+        assert choices[-1].logprobs is None
+        assert choices[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("most", [0, 2, 3])
+def test_log_probabilities_of_a_completion_are_those_of_the_model(most: int, stream: bool, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        answer = await client(address).completions.create(model="story", prompt="once upon a", logprobs=most, stream=stream)
+        return [piece.choices[0] async for piece in answer] if stream else answer.choices
+
+    found = [choice.logprobs for choice in served(ask, "story")]
+    words = ["once", " upon", " a"]
+    assert [token for one in found for token in one.tokens] == words
+    assert [value for one in found for value in one.token_logprobs] == [0, -1 / 8, -2 / 8]
+    assert [place for one in found for place in one.text_offset] == [0, 4, 9]
+    names = [sorted(best) for one in found for best in one.top_logprobs]
+    assert names == [sorted({*["bytes:\\xe2", "<end>"][:most], word}) for word in words]
+
+
+def test_an_answer_without_log_probabilities_has_none(served: Any) -> None:
+    triton = Triton()
+
+    async def ask(address: str) -> Any:
+        return await client(address).completions.create(model="story", prompt="once upon")
+
+    assert served(ask, "story", triton=triton).choices[0].logprobs is None
+    assert "LOGPROBS" not in inputs_of(triton.requests[0])
+
+
+@pytest.mark.parametrize("most", [6, -1, True])
+def test_more_log_probabilities_than_a_completion_has_are_refused(most: Any, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        with pytest.raises(openai.BadRequestError, match="logprobs"):
+            await client(address).completions.create(model="story", prompt="a", logprobs=most)
+        return True
+
+    assert served(ask, "story")
+
+
 def test_several_prompts_have_an_answer_each(served: Any) -> None:
     async def ask(address: str) -> Any:
         return await client(address).completions.create(model="story", prompt=["a b", "c", "d e f"])
@@ -188,7 +250,9 @@ def test_token_ids_are_a_prompt(served: Any) -> None:
     ("values", "named"),
     [
         ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs: 2 given without logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),

@@ -28,7 +28,16 @@ from triton_repo.generation.served.request import (
 Inputs = dict[str, np.ndarray]
 TYPES: Mapping[str, Any] = {"TYPE_BOOL": np.bool_, "TYPE_INT32": np.int32, "TYPE_INT64": np.int64, "TYPE_FP32": np.float32}
 BY_NAME = {field.name: field for field in FIELDS}
-PLAIN = ("REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENALTY", "IGNORE_EOS", "PIECE_SECONDS", "TIMEOUT_SECONDS", "STREAM")
+PLAIN = (
+    "REPETITION_PENALTY",
+    "PRESENCE_PENALTY",
+    "FREQUENCY_PENALTY",
+    "LOGPROBS",
+    "IGNORE_EOS",
+    "PIECE_SECONDS",
+    "TIMEOUT_SECONDS",
+    "STREAM",
+)
 SEARCHED = ("REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENALTY", "IGNORE_EOS", "LENGTH_PENALTY", "TIMEOUT_SECONDS")
 FORMS = {"plain": PLAIN, "sampled": (*PLAIN, *SAMPLING), "searched": SEARCHED}
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
@@ -64,6 +73,8 @@ def requests(draw: st.DrawFn, limits: Limits, beams: int) -> Inputs:
     refused = () if limits.subtracts else PENALTIES
     if form == "searched" and not (limits.penalizes or limits.apart):
         refused = (*refused, "REPETITION_PENALTY")
+    if not limits.scored:
+        refused = (*refused, "LOGPROBS")
     for name in FORMS.get(form, tuple(BY_NAME)):
         if draw(st.booleans()) and (form == "anything" or name not in refused):
             inputs[name] = draw(values(BY_NAME[name]))

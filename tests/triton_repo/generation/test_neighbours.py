@@ -31,7 +31,6 @@ from tests.triton_repo.generation.test_engine import Client
 from tests.triton_repo.generation.tiny_language import MODES, PROPERTIES
 from triton_repo.generation.config import LanguageSettings, parameters
 from triton_repo.generation.served import batched, genai, onnx, seq2seq
-from triton_repo.generation.served.answer import Answer
 from triton_repo.generation.served.opened import Opened
 from triton_repo.generation.served.request import BUSY, WRONG, Refused, read
 
@@ -165,7 +164,7 @@ class Served:
             Refused: The request is wrong, or there is no room for it.
         """
         asked = read(inputs, self.opened.limits, self.opened.tokenizer)
-        self.engine.submit(Answer(asked, client, self.opened.tokenizer.decode, self.opened.held))
+        self.engine.submit(self.opened.answer(asked, client))
 
     def beside(self, steady: np.ndarray, others: Sequence[tuple[int, Inputs]]) -> tuple[list[int], int]:
         """Returns the tokens of a steady answer, and its steps, while others come beside it, each before it or after so many steps."""

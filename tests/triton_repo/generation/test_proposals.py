@@ -19,7 +19,6 @@ from tests.triton_repo.generation import tiny_language as tiny
 from triton_repo import layout
 from triton_repo.config import from_text
 from triton_repo.generation.layout import write_language_repository
-from triton_repo.generation.served.answer import Answer
 from triton_repo.generation.served.genai import open_model
 from triton_repo.generation.served.opened import Opened
 from triton_repo.generation.served.request import Limits, Refused, read
@@ -102,7 +101,7 @@ def ask(model: Opened, prompt: np.ndarray, **inputs: Any) -> Client:
     given = {"INPUT_IDS": prompt, "MAX_TOKENS": TOKENS, "IGNORE_EOS": True, "PIECE_SECONDS": 0.0, **inputs}
     client = Client()
     asked = read({name: np.atleast_1d(np.asarray(value)) for name, value in given.items()}, model.limits, model.tokenizer)
-    model.engine.submit(Answer(asked, client, model.tokenizer.decode, model.held))
+    model.engine.submit(model.answer(asked, client))
     return client
 
 

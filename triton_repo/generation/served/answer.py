@@ -4,7 +4,8 @@ The first token is sent at once, later ones with those that came within PIECE_SE
 the client as much for one token as for several, and takes that from the engine where they share processors.
 
 Outputs of each response: TEXT string [1], the new piece; TOKENS int64 [k], its ids; INDEX int32 [1], the number of the answer where a
-search gives several. The last one also has FINISH_REASON string [1], PROMPT_TOKENS and COMPLETION_TOKENS int32 [1].
+search gives several; LOGPROBS string [1], where the request asks for it, of the tokens of the text (`logprobs`). The last one also has
+FINISH_REASON string [1], PROMPT_TOKENS and COMPLETION_TOKENS int32 [1].
 
     stop        an end token, a stop token or a stop text; tokens of the stop text are in TOKENS, its letters are not in TEXT
     length      MAX_TOKENS were generated
@@ -25,7 +26,8 @@ from .pieces import Pieces
 from .request import FAILED, Request
 
 if TYPE_CHECKING:
-    from .decoding_rules import Structure
+    from .decoding_rules import Logits, Structure
+    from .logprobs import Listed
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
 Outputs = Mapping[str, str | int | list[int]]
@@ -55,13 +57,20 @@ class Answer:
         decode: Returns the text of ids.
         held: See `pieces.Decoded`.
         structure: What its tokens may be; None: all.
+        listed: Its log-probabilities; None: nobody asks for them.
     """
 
     def __init__(
-        self, request: Request, client: Client, decode: Callable[[list[int]], str], held: int, structure: Structure | None = None
+        self,
+        request: Request,
+        client: Client,
+        decode: Callable[[list[int]], str],
+        held: int,
+        structure: Structure | None = None,
+        listed: Listed | None = None,
     ) -> None:
         self.request, self.client, self.structure = request, client, structure
-        self._decode = decode
+        self._decode, self._listed = decode, listed
         self._pieces = Pieces(decode, held, request.stop)
         self._deadline = time.monotonic() + request.values["TIMEOUT_SECONDS"]
         self._sent = -math.inf
@@ -70,7 +79,9 @@ class Answer:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._unread: list[int] = []
-        """Tokens without a text yet: the tokens of a piece are decoded together where no stop text is looked for."""
+        """Tokens without a text yet: the tokens of a piece are decoded together where nobody needs the text of each."""
+        self._letters = 0
+        """Letters that were sent."""
         self.ended = False
 
     @property
@@ -85,18 +96,22 @@ class Answer:
             return CANCELLED
         return TIMEOUT if time.monotonic() > self._deadline else None
 
-    def take(self, ids: Sequence[int], reason: str | None = None) -> None:
+    def take(self, ids: Sequence[int], reason: str | None = None, logits_V: Logits | None = None) -> None:
         """Takes the next tokens, and sends the new piece.
 
         Args:
             ids: Token ids.
             reason: Why the engine generates no more; None if it does. The answer then ends only if a stop text was found.
+            logits_V: The logits from which the one token was chosen, where the engine has them.
         """
         for token in ids:  # one by one: tokens after a stop text are not part of the answer
+            if self._listed is not None:
+                assert logits_V is not None, "log-probabilities are refused where the engine has no logits"
+                self._listed.take(token, logits_V, self._pieces.letters)
             self._tokens.append(token)
             self._unread.append(token)
             self._count += 1
-            if self.request.stop:
+            if self.request.stop or self._listed is not None:
                 self._read()
             if self._pieces.stopped or token in self.request.stop_tokens:
                 reason = STOP
@@ -144,6 +159,10 @@ class Answer:
         self._read()
         text, tokens = "".join(self._text), self._tokens
         self._text, self._tokens, self._sent = [], [], time.monotonic()
+        self._letters += len(text)
+        if self._listed is not None:
+            whole = more.get("FINISH_REASON", STOP) != STOP
+            more = {"LOGPROBS": self._listed.until(None if whole else self._letters), **more}
         self.client.send({"TEXT": text, "TOKENS": tokens, "INDEX": 0, **more}, last=last)
 
 

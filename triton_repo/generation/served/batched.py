@@ -32,7 +32,8 @@ class _Written:
     def take(self, logits: Logits) -> None:
         """Chooses the next token and passes it on."""
         with alone(self.answer):
-            self.answer.take([self.text.take(logits)], self.text.ended)
+            token = self.text.take(logits)
+            self.answer.take([token], self.text.ended, logits)
 
 
 @dataclass

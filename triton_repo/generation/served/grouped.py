@@ -127,7 +127,8 @@ class _Writing:
         self._order = np.arange(len(self.answers), dtype=np.int32)
         for answer, text, row in zip(self.answers, self._texts, logits, strict=True):
             with alone(answer):
-                answer.take([text.take(row)], text.ended)
+                token = text.take(row)
+                answer.take([token], text.ended, row)
 
     def leave(self) -> None:
         """Lets go of answers that have ended; the rows of the others keep their places in the model."""

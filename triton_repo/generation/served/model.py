@@ -19,7 +19,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-from .answer import Answer, Outputs, in_a_line, tensors
+from .answer import Outputs, in_a_line, tensors
 from .outbox import Outbox
 from .request import FAILED, MODEL_FAILED, Refused, Request, read
 
@@ -60,9 +60,7 @@ class TritonPythonModel:
             self._submit(prompt, client)
 
     def _submit(self, prompt: Request, client: _Client) -> None:
-        structures = self.model.structures
-        structure = None if prompt.wanted is None or structures is None else structures.begin(prompt.wanted)
-        self.model.engine.submit(Answer(prompt, client, self.model.tokenizer.decode, self.model.held, structure))
+        self.model.engine.submit(self.model.answer(prompt, client))
 
     def finalize(self) -> None:
         """Ends the threads, after the finished answers are sent."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .batched import Batched
 from .language_text import LanguageText
+from .logprobs import Spelling
 from .onnx_decoder import OnnxDecoder
 from .opened import Opened
 from .request import Limits
@@ -33,6 +34,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         beams=True,
         penalizes=True,
         structured=True,
+        scored=True,
     )
     end = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
     ends = [] if end is None else [end] if isinstance(end, int) else end
@@ -42,4 +44,4 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         int(parameters["max_running"]),
         int(parameters["max_waiting"]),
     )
-    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, ends))
+    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, ends), Spelling(text))

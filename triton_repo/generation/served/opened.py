@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .answer import Answer, Client
 from .engine import Engine
-from .request import Limits, Tokenizer
+from .request import Limits, Request, Tokenizer
 
 if TYPE_CHECKING:
+    from .logprobs import Spelling
     from .structures import Structures
 
 
@@ -24,3 +26,16 @@ class Opened:
     """Letters at the end of a text that later tokens may change; see `pieces.Decoded`."""
     structures: Structures | None = None
     """Structures of its answers, where the logits are ours."""
+    spelling: Spelling | None = None
+    """How its tokens are written, where the logits are ours."""
+
+    def answer(self, request: Request, client: Client) -> Answer:
+        """Returns the answer to a request; the engine does not have it yet.
+
+        Raises:
+            Refused: Its structure is wrong.
+        """
+        structure = None if request.wanted is None or self.structures is None else self.structures.begin(request.wanted)
+        most = request.values["LOGPROBS"]
+        listed = None if most is None or self.spelling is None else self.spelling.begin(most)
+        return Answer(request, client, self.tokenizer.decode, self.held, structure, listed)

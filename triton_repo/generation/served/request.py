@@ -104,6 +104,14 @@ FIELDS = (
     Field("PRESENCE_PENALTY", "TYPE_FP32", 0.0, -100, 100, "subtracted from the logits of tokens of the answer; 0 alone in OpenVINO GenAI"),
     Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they occur in it; 0 alone in OpenVINO GenAI"),
     Field("SEED", "TYPE_INT64", 0, 0, 2**63 - 1, "seed of the sampling"),
+    Field(
+        "LOGPROBS",
+        "TYPE_INT32",
+        None,
+        0,
+        20,
+        "gives the log-probability of each token, and of so many most likely ones in its place; left out: of none; not in OpenVINO GenAI",
+    ),
     Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "continues past the end token"),
     Field(
         "BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search, each in a place of its own; above 1 needs STREAM false, and nothing is sampled"
@@ -166,6 +174,8 @@ class Limits:
     """Whether prompt and answer have a context each, as in an encoder-decoder."""
     structured: bool = False
     """Whether it takes a JSON schema or a regular expression."""
+    scored: bool = False
+    """Whether it gives log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +270,10 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
             f"{penalties[0]}: {values[penalties[0]]:g} given; 0 is allowed: OpenVINO GenAI, which serves this model, adds it to negative "
             "logits instead of subtracting it; give REPETITION_PENALTY, or serve the model with onnxruntime_decoder"
         )
+    if values["LOGPROBS"] is not None and not limits.scored:
+        raise Refused(
+            "LOGPROBS: not offered by OpenVINO GenAI, which serves this model; leave it out, or serve the model with onnxruntime_decoder"
+        )
     if values["TEMPERATURE"] == 0 and (idle := [name for name in SAMPLING if name in inputs]):
         raise Refused(f"{', '.join(idle)} given without TEMPERATURE; nothing is sampled: give a TEMPERATURE above 0, or leave it out")
     if values["TEMPERATURE"] > 0 and limits.proposes == "draft":
@@ -268,6 +282,8 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
             "ones: leave it out"
         )
     if values["BEAMS"] > 1:
+        if values["LOGPROBS"] is not None:
+            raise Refused(f"LOGPROBS given with {values['BEAMS']} beams; a search gives none: leave one of them out")
         if limits.proposes:
             raise Refused(f"BEAMS: {values['BEAMS']} given; tokens are proposed to this model, which does not search: leave it out")
         if not limits.beams:

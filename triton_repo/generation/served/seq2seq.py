@@ -9,6 +9,7 @@ from pathlib import Path
 from .encoder_decoder import EncoderDecoder
 from .grouped import Grouped, Special
 from .language_text import LanguageText
+from .logprobs import Spelling
 from .opened import Opened
 from .request import Limits
 from .structures import Structures
@@ -32,10 +33,11 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         beams=True,
         apart=True,
         structured=True,
+        scored=True,
     )
     properties, special = json.loads(parameters["properties"]), Special(**json.loads(parameters["special"]))
     engine = Grouped(
         lambda: EncoderDecoder(folder, properties, special.pad), special, int(parameters["max_running"]), int(parameters["max_waiting"])
     )
     text = LanguageText.load(folder)
-    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, special.ends))
+    return Opened(text, limits, engine, text.held_letters, Structures(text, limits.vocabulary, special.ends), Spelling(text))

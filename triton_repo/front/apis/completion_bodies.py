@@ -1,0 +1,149 @@
+"""Bodies of the completions of OpenAI, to the inputs of a language model (`completions`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from foundation.core.json_value import Json
+from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
+from triton_repo.front.apis.openai import Metadata
+from triton_repo.front.limits import Rejected
+from triton_repo.generation.served.request import PENALTIES, SAMPLING
+
+SETTINGS = ("temperature", *map(str.lower, (*SAMPLING, *PENALTIES)), "repetition_penalty", "ignore_eos")
+"""Keys of a request that are inputs of the model, in small letters."""
+MOST_PROMPTS = 64
+MOST_LISTED, MOST_CHAT_LISTED = 5, 20
+"""Most tokens in each place of log-probabilities, as OpenAI allows."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream holds besides the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+
+
+class Settings(Metadata):
+    """Keys that both routes have."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Literal[1] = 1
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: Format | None = None
+    structured_outputs: Structured | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """Number of most likely tokens in each place, besides the log-probability of each token; None: neither is asked for."""
+        return None
+
+    def inputs(self) -> dict[str, Json]:
+        """Returns the inputs of the model, without the prompt."""
+        values: dict[str, Json] = {key.upper(): getattr(self, key) for key in SETTINGS if getattr(self, key) is not None}
+        if not self.temperature:  # clients send settings of the sampling all the same
+            for name in SAMPLING:
+                values.pop(name, None)
+        if self.top_k == -1:  # vLLM's word for all tokens
+            values.pop("TOP_K", None)
+        if self.max_tokens is not None:
+            values["MAX_TOKENS"] = self.max_tokens
+        if self.listed is not None:
+            values["LOGPROBS"] = self.listed
+        guided = Structured.model_validate({"json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice})
+        values |= structure_inputs(self.response_format, self.structured_outputs, guided)
+        stops: list[Json] = [self.stop] if isinstance(self.stop, str) else [*(self.stop or [])]
+        return {**values, "STOP": stops, "STREAM": self.stream} if stops else {**values, "STREAM": self.stream}
+
+
+class CompletionBody(Settings):
+    """Body of `/v1/completions`."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)] | list[int] | list[list[int]]
+    echo: Literal[False] = False
+    best_of: Literal[1] = 1
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LISTED)] | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """See `Settings.listed`."""
+        return self.logprobs
+
+    def prompts(self) -> list[dict[str, Json]]:
+        """Returns the input of each prompt: a text, or token ids of the model's own tokenizer."""
+        if isinstance(self.prompt, str):
+            return [{"TEXT": self.prompt}]
+        if all(isinstance(one, int) for one in self.prompt):
+            return [{"INPUT_IDS": [one for one in self.prompt if isinstance(one, int)]}]
+        return [{"TEXT": one} if isinstance(one, str) else {"INPUT_IDS": _ids(one)} for one in self.prompt]
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: str
+    content: str | list[TextPart]
+
+    def written(self) -> dict[str, str]:
+        """Returns the message with its text in one piece."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ChatBody(Settings):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_CHAT_LISTED)] | None = None
+    tools: Annotated[list[str], Field(max_length=0)] | None = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """See `Settings.listed`.
+
+        Raises:
+            Rejected: Most likely tokens are asked for without log-probabilities.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise Rejected(f"top_logprobs: {self.top_logprobs} given without logprobs; set logprobs to true, or leave it out")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def inputs(self) -> dict[str, Json]:
+        """Returns the inputs of the model, without the conversation."""
+        values = super().inputs()
+        return values if self.max_completion_tokens is None else {**values, "MAX_TOKENS": self.max_completion_tokens}
+
+
+def _ids(prompt: object) -> list[Json]:
+    return [one for one in prompt if isinstance(one, int)] if isinstance(prompt, list) else []
