@@ -7,7 +7,7 @@ value         the number of letters
 reranker      the number of letters that query and text share
 entities      each word that begins with a capital letter, as a name
 questions     the first word of the context
-story         an answer of the words of the prompt, one word a piece; the word in place i has the log-probability -i/8
+story         an answer of the words of the prompt, one word a piece, SEED is replaced by the seed; the log-probability of word i is -i/8
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tritonclient.grpc import service_pb2 as pb
 
 from foundation.standalone.preprocess import Preprocessor
+from triton_repo.generation.config import PROMPTS
+from triton_repo.generation.served.request import FIELDS
 
+KINDS = {"TYPE_STRING": "BYTES", "TYPE_BOOL": "BOOL", "TYPE_INT32": "INT32", "TYPE_INT64": "INT64", "TYPE_FP32": "FP32"}
+"""Datatypes of the protocol by those of config.pbtxt."""
 LETTERS = "abcdefgh"
 TOKENS = 8
 """The most tokens that a model reads."""
@@ -118,24 +122,10 @@ class Triton:
     async def _metadata(self, request: Any, timeout: float) -> Any:
         described = pb.ModelMetadataResponse(name=request.name)
         if request.name == "story":
-            for name, kind in {
-                "TEXT": "BYTES",
-                "MESSAGES": "BYTES",
-                "INPUT_IDS": "INT64",
-                "STOP": "BYTES",
-                "JSON_SCHEMA": "BYTES",
-                "REGEX": "BYTES",
-            }.items():
-                described.inputs.add(name=name, datatype=kind, shape=[-1 if name in ("INPUT_IDS", "STOP") else 1])
-            for name, kind in {
-                "MAX_TOKENS": "INT32",
-                "TEMPERATURE": "FP32",
-                "TOP_P": "FP32",
-                "SEED": "INT64",
-                "LOGPROBS": "INT32",
-                "STREAM": "BOOL",
-            }.items():
-                described.inputs.add(name=name, datatype=kind, shape=[1])
+            for name, (kind, size, _) in PROMPTS.items():
+                described.inputs.add(name=name, datatype=KINDS[kind], shape=[size])
+            for field in FIELDS:
+                described.inputs.add(name=field.name, datatype=KINDS[field.datatype], shape=[1])
             return described
         inputs, outputs, _ = TEXT_MODELS[request.name]
         for name in inputs:
@@ -182,7 +172,7 @@ class Stream:
         text = given.get("TEXT") or (
             json.loads(given["MESSAGES"])[-1]["content"] if "MESSAGES" in given else " ".join(map(str, given["INPUT_IDS"]))
         )
-        words = text.split(" ")
+        words = text.replace("SEED", str(given.get("SEED"))).split(" ")
         most = given.get("MAX_TOKENS", len(words))
         pieces = [word if index == 0 else f" {word}" for index, word in enumerate(words[:most])]
         entries = listed(pieces, given["LOGPROBS"]) if "LOGPROBS" in given else None

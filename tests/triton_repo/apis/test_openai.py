@@ -239,6 +239,77 @@ def test_several_prompts_have_an_answer_each(served: Any) -> None:
     assert answer.usage.completion_tokens == 6
 
 
+def joined(pieces: list[Any], chat: bool) -> dict[int, tuple[str, str]]:
+    """The text and the reason of each choice of a stream."""
+    found: dict[int, tuple[str, str]] = {}
+    for choice in (choice for piece in pieces for choice in piece.choices):
+        if chat and choice.index not in found:
+            assert choice.delta.role == "assistant"
+        text, reason = found.get(choice.index, ("", None))
+        assert reason is None, "nothing comes after the reason"
+        found[choice.index] = (text + ((choice.delta.content or "") if chat else choice.text), choice.finish_reason)
+    return found
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("given", "seeds"), [({"temperature": 0.5, "seed": 7}, (7, 8, 9)), ({"temperature": 0.5}, (0, 1, 2)), ({"seed": 7}, (None,) * 3)]
+)
+def test_several_answers_are_sampled_with_seeds_of_their_own(
+    chat: bool, stream: bool, given: dict[str, Any], seeds: tuple[int | None, ...], served: Any
+) -> None:
+    async def ask(address: str) -> Any:
+        calls = client(address).chat.completions if chat else client(address).completions
+        prompt: Any = {"messages": [{"role": "user", "content": "a SEED b"}]} if chat else {"prompt": "a SEED b"}
+        more: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = await calls.create(model="story", n=3, **prompt, **given, **more)
+        if not stream:
+            return {one.index: (one.message.content if chat else one.text, one.finish_reason) for one in answer.choices}, answer.usage
+        pieces = [piece async for piece in answer]
+        order = [choice.index for piece in pieces for choice in piece.choices]
+        assert order != sorted(order), "they come in turn"
+        return joined(pieces, chat), pieces[-1].usage
+
+    found, usage = served(ask, "story")
+    assert found == {index: (f"a {seed} b", "stop") for index, seed in enumerate(seeds)}
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 9, 12)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_to_several_prompts_come_in_the_order_of_the_prompts(stream: bool, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        more: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = await client(address).completions.create(model="story", prompt=["a SEED", "b b SEED"], n=2, temperature=1, **more)
+        if not stream:
+            return {one.index: one.text for one in answer.choices}, answer.usage
+        pieces = [piece async for piece in answer]
+        return {index: text for index, (text, _) in joined(pieces, chat=False).items()}, pieces[-1].usage
+
+    found, usage = served(ask, "story")
+    assert found == {0: "a 0", 1: "a 1", 2: "b b 0", 3: "b b 1"}
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 10)
+
+
+@pytest.mark.parametrize(("given", "named"), [({"n": 2, "best_of": 1}, "best_of: 1 given with n 2"), ({"best_of": 2}, "best_of")])
+def test_the_best_of_several_answers_is_refused(given: dict[str, Any], named: str, served: Any) -> None:
+    async def ask(address: str) -> Any:
+        with pytest.raises(openai.BadRequestError, match=named):
+            await client(address).completions.create(model="story", prompt="a", **given)
+        return True
+
+    assert served(ask, "story")
+
+
+def test_more_answers_than_are_written_at_once_are_refused(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        with pytest.raises(openai.BadRequestError, match="n: 8 given with 9 prompts; at most 64 answers are allowed"):
+            await client(address).completions.create(model="story", prompt=["a"] * 9, n=8)
+        return len((await client(address).completions.create(model="story", prompt=["a"] * 8, n=8)).choices)
+
+    assert served(ask, "story") == 64
+
+
 def test_token_ids_are_a_prompt(served: Any) -> None:
     async def ask(address: str) -> Any:
         return await client(address).completions.create(model="story", prompt=[5, 6])
@@ -249,7 +320,8 @@ def test_token_ids_are_a_prompt(served: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n:"),
+        ({"n": 0}, "n:"),
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs: 2 given without logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -288,21 +360,22 @@ def test_what_the_model_refuses_has_its_status(stream: bool, refuses: str, kind:
     served(ask, "story", triton=Triton(refuses))
 
 
-def test_a_client_that_leaves_ends_the_answer(served: Any) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_ends_its_answers(n: int, served: Any) -> None:
     triton = Triton(seconds=0.02)
 
     async def ask(address: str) -> int:
-        stream = await client(address).completions.create(model="story", prompt="a " * 500, stream=True)
+        stream = await client(address).completions.create(model="story", prompt="a " * 500, n=n, stream=True)
         async for _ in stream:
             break
         await stream.close()
         for _ in range(100):
-            if triton.ended:
+            if triton.ended == n:
                 break
             await asyncio.sleep(0.02)
         return triton.ended
 
-    assert served(ask, "story", triton=triton) == 1
+    assert served(ask, "story", triton=triton) == n
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"model": "vectors"', b'{"model": "vectors", "input": "\\ud800"}', b"[" * 100_000])

@@ -32,6 +32,8 @@ from triton_repo.generation.served.logprobs import LEAST, Spelling, likeliest, l
 from triton_repo.generation.served.request import FIELDS, REGEX, Limits, Refused, Request, Wanted, read
 from triton_repo.generation.served.structures import Structures
 
+pytestmark = pytest.mark.whole
+
 MOST = 4
 LIMITS = Limits(context=64, vocabulary=VOCABULARY, seconds=30.0, chat=False, beams=True, scored=True)
 WORDS = {1: "one two", 2: " three", 3: " four", 4: ""}

@@ -15,6 +15,9 @@ from triton_repo.generation.served.request import PENALTIES, SAMPLING
 SETTINGS = ("temperature", *map(str.lower, (*SAMPLING, *PENALTIES)), "repetition_penalty", "ignore_eos")
 """Keys of a request that are inputs of the model, in small letters."""
 MOST_PROMPTS = 64
+"""Most answers of a request, to all its prompts."""
+MOST_CHOICES = 8
+"""Most answers to a prompt."""
 MOST_LISTED, MOST_CHAT_LISTED = 5, 20
 """Most tokens in each place of log-probabilities, as OpenAI allows."""
 
@@ -43,7 +46,7 @@ class Settings(Metadata):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: Literal[1] = 1
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     response_format: Format | None = None
     structured_outputs: Structured | None = None
@@ -73,19 +76,39 @@ class Settings(Metadata):
         stops: list[Json] = [self.stop] if isinstance(self.stop, str) else [*(self.stop or [])]
         return {**values, "STOP": stops, "STREAM": self.stream} if stops else {**values, "STREAM": self.stream}
 
+    def choices(self) -> list[dict[str, Json]]:
+        """Returns the inputs of the model for each answer to a prompt: answer i is sampled with `seed` + i, so that it can be repeated."""
+        values = self.inputs()
+        if self.n == 1 or not self.temperature:
+            return [values] * self.n
+        return [{**values, "SEED": (self.seed or 0) + index} for index in range(self.n)]
+
 
 class CompletionBody(Settings):
     """Body of `/v1/completions`."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)] | list[int] | list[list[int]]
     echo: Literal[False] = False
-    best_of: Literal[1] = 1
+    best_of: Literal[1] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LISTED)] | None = None
 
     @property
     def listed(self) -> int | None:
         """See `Settings.listed`."""
         return self.logprobs
+
+    def choices(self) -> list[dict[str, Json]]:
+        """See `Settings.choices`.
+
+        Raises:
+            Rejected: There would be too many answers, or the best of some are asked for.
+        """
+        prompts = len(self.prompts())
+        if prompts * self.n > MOST_PROMPTS:
+            raise Rejected(f"n: {self.n} given with {prompts} prompts; at most {MOST_PROMPTS} answers are allowed")
+        if self.n > 1 and self.best_of is not None:
+            raise Rejected(f"best_of: {self.best_of} given with n {self.n}; all answers are returned: leave it out")
+        return super().choices()
 
     def prompts(self) -> list[dict[str, Json]]:
         """Returns the input of each prompt: a text, or token ids of the model's own tokenizer."""

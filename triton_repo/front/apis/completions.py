@@ -5,8 +5,8 @@
 
 The settings are those of `triton_repo.generation.served.request.FIELDS`, under the names that OpenAI and vLLM have for them. Without a
 temperature the most likely tokens are taken, as everywhere in this server; settings of the sampling have then no effect. What an answer
-has to be, such as JSON of a schema, is in `answer_format`; log-probabilities are in `logprobs`. What the model cannot do (tools, several
-answers) is refused.
+has to be, such as JSON of a schema, is in `answer_format`; log-probabilities are in `logprobs`. Several answers (`n`) are as many
+requests to the model, which end together when one fails. What the model cannot do, such as tools, is refused.
 Source: https://platform.openai.com/docs/api-reference, as of 2026.
 """
 
@@ -20,6 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from aiohttp import web
+from tritonclient.grpc import service_pb2 as pb
 
 from foundation.core.json_value import Json
 from triton_repo.front.apis.body import read
@@ -31,8 +32,7 @@ from triton_repo.front.bodies import compact
 from triton_repo.front.events import send_events
 from triton_repo.front.generation import generation_request, write_generation
 from triton_repo.front.generations import Generations
-from triton_repo.front.limits import Rejected
-from triton_repo.front.together import together
+from triton_repo.front.together import interleaved, together
 
 DONE = "[DONE]"
 """Last event of a stream."""
@@ -128,45 +128,57 @@ class Completions:
         self, request: web.Request, body: Settings, prompts: Sequence[Mapping[str, Json]], form: Form
     ) -> web.StreamResponse:
         model = await self._catalog.only(lambda one: one.generates, "generate text", body.model)
-        requests = [generation_request(model.description, "", {**prompt, **body.inputs()}, stream=body.stream) for prompt in prompts]
+        requests = [
+            generation_request(model.description, "", {**prompt, **inputs}, stream=body.stream)
+            for prompt in prompts
+            for inputs in body.choices()
+        ]
         head: dict[str, Json] = {"id": f"{form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
 
-        async def pieces(index: int) -> AsyncGenerator[Answer]:
-            async with aclosing(self._generations.responses(requests[index])) as responses:
+        async def pieces(one: pb.ModelInferRequest) -> AsyncGenerator[Answer]:
+            async with aclosing(self._generations.responses(one)) as responses:
                 async for response in responses:
                     yield _piece(write_generation(response, model.description))
 
+        sources = [pieces(one) for one in requests]
         if not body.stream:
-            answers = await _whole([pieces(index) for index in range(len(requests))])
+            answers = await _whole(sources)
             choices: list[Json] = [form.choice(form.whole(one.text), index, one) for index, one in enumerate(answers)]
-            document = {**head, "object": form.object, "choices": choices, "usage": usage(answers)}
+            document = {**head, "object": form.object, "choices": choices, "usage": usage(answers, body.n)}
             return web.json_response(document, dumps=compact)
-        if len(requests) > 1:
-            raise Rejected(f"stream: {len(requests)} prompts given; one is allowed in a stream")
-        payloads = _written(pieces(0), {**head, "object": form.piece}, form, body.stream_options.include_usage)
+        payloads = _written(sources, {**head, "object": form.piece}, form, body.n if body.stream_options.include_usage else None)
         return await send_events(request, payloads, lambda status, message: compact(error_document(status, message)))
 
 
-async def _written(pieces: AsyncGenerator[Answer], head: Mapping[str, Json], form: Form, include_usage: bool) -> AsyncGenerator[str]:
-    """Yields the events of a stream."""
-    last, begun = Answer(""), False
-    async with aclosing(pieces):
-        async for piece in pieces:
-            if not begun and form.first is not None:
-                yield compact({**head, "choices": [form.choice(form.first, 0, Answer(""))]})
-            begun, last = True, piece
+async def _written(
+    sources: Sequence[AsyncGenerator[Answer]], head: Mapping[str, Json], form: Form, counted: int | None
+) -> AsyncGenerator[str]:
+    """Yields the events of a stream.
+
+    Args:
+        sources: The answers.
+        head: Keys of each event.
+        form: How the route writes answers.
+        counted: Number of answers to each prompt, for an event with the usage; None: there is no such event.
+    """
+    last: dict[int, Answer] = {}
+    async with aclosing(interleaved(sources)) as pieces:
+        async for index, piece in pieces:
+            if index not in last and form.first is not None:
+                yield compact({**head, "choices": [form.choice(form.first, index, Answer(""))]})
+            last[index] = piece
             if (piece.text or piece.logprobs) and piece.reason is not None and form.first is not None:
-                yield compact({**head, "choices": [form.choice(form.part(piece.text), 0, replace(piece, reason=None))]})
+                yield compact({**head, "choices": [form.choice(form.part(piece.text), index, replace(piece, reason=None))]})
                 piece = Answer("", piece.reason)  # a conversation ends with an event of its own
-            yield compact({**head, "choices": [form.choice(form.part(piece.text), 0, piece)]})
-    if include_usage:
-        yield compact({**head, "choices": [], "usage": usage([last])})
+            yield compact({**head, "choices": [form.choice(form.part(piece.text), index, piece)]})
+    if counted is not None:
+        yield compact({**head, "choices": [], "usage": usage([last[index] for index in sorted(last)], counted)})
     yield DONE
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, Json]:
-    """Returns how many tokens were read and written."""
-    read_tokens, written = sum(one.prompt_tokens for one in answers), sum(one.tokens for one in answers)
+def usage(answers: Sequence[Answer], n: int) -> dict[str, Json]:
+    """Returns how many tokens were read and written; a prompt counts once for its `n` answers."""
+    read_tokens, written = sum(one.prompt_tokens for one in answers[::n]), sum(one.tokens for one in answers)
     return {"prompt_tokens": read_tokens, "completion_tokens": written, "total_tokens": read_tokens + written}
 
 
