@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from foundation.artifacts.artifact import Artifact
+from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.data.splits import Data
 from foundation.labels.tasks import tasks_with
@@ -108,7 +109,8 @@ class Quantize(QuantizeSettings):
         """Yields why an engine of the target may not compute the integers of the quantized model on this processor, one line each."""
         from foundation.schemes.int8 import has_vnni
 
-        products = self.attention and context.target.device == "cpu" and "openvino" in context.target.engines
+        saturate = any(ENGINES[engine].products_saturate for engine in context.target.engines)
+        products = self.attention and context.target.device == "cpu" and saturate
         if products and not has_vnni():
             yield (
                 f"stages.{self.title}.attention: without VNNI or AMX, OpenVINO's products of two int8 activations saturate at 16 bits on "

@@ -39,6 +39,8 @@ class EngineFacts:
     """Whether it can output intermediate tensors, so that parity compares layer by layer."""
     float_tokens: bool = False
     """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
+    products_saturate: bool = False
+    """Whether its products of two int8 activations saturate at 16 bits on a processor without VNNI or AMX."""
     generates: Literal["decoder", "encoder-decoder"] | None = None
     """Architecture with which it answers prompts, with a cache of keys and values; None if it does not. Such engines are for tasks whose
     answers are tokens."""
@@ -71,6 +73,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         cpu_only=True,
         stores=("float", "int8"),
         probed=True,
+        products_saturate=True,
         threads_property="INFERENCE_NUM_THREADS",
         serves="cpu",
     ),
