@@ -14,12 +14,20 @@ import typer
 from compress.commands import arguments, launch
 from compress.commands.arguments import Out, RecipeFile, RunFolder, Settings, TrackedExperiment, TrackedServer, Verbose, Version
 from compress.commands.exit_status import finish
-from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, OutputOptions, RowOptions, ServerOptions, with_options
+from compress.commands.options import (
+    AnswerOptions,
+    DecodingOptions,
+    LoadOptions,
+    OutputOptions,
+    PortOptions,
+    RowOptions,
+    ServerOptions,
+    with_options,
+)
 from foundation.core.errors import InputError
 from foundation.core.shown import pasted
 from foundation.machine.parallel import is_launched, joined
 from foundation.machine.waits import bounded_spin
-from triton_repo.ports import FIXED
 
 if TYPE_CHECKING:
     from compress.commands.run_json import RunJson
@@ -280,11 +288,11 @@ def generate(
 
 
 @app.command()
+@with_options
 def serve(
     folder: RunFolder,
-    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = FIXED[0],
-    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = FIXED[1],
-    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = FIXED[2],
+    *,
+    at: PortOptions,
     everything: Annotated[bool, typer.Option("--all", help="Load every model, not only the served ones.")] = False,
     address: Annotated[
         str, typer.Option("--address", metavar="IP", help="Address to listen on; any but loopback needs keys and TLS.")
@@ -301,7 +309,8 @@ def serve(
         from triton_repo.entrance import Entrance
 
         certificate, key = ("", "") if tls is None else map(str, tls)
-        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port), everything, Entrance(address, certificate, key))
+        ports = at.grpc_port, at.http_port, at.metrics_port
+        serve_run(folder, typer.echo, ports, everything, Entrance(address, certificate, key, at.grpc))
 
     finish(work, verbose)
 

@@ -184,8 +184,8 @@ def rollover(bench: Bench) -> dict[str, Any]:
 def _unlimited(bench: Bench) -> dict[str, Any]:
     rows, recorded = read_golden(bench.following / GOLDEN)
 
-    def check(address: str, version: str) -> None:
-        logits = evaluate(address, bench.model.name, rows, 1, version=version).logits
+    def check(address: str, candidate: str) -> None:
+        logits = evaluate(address, candidate, rows, 1).logits
         assert (logits.argmax(axis=1) == recorded[f"{bench.model.name}.triton"].argmax(axis=1)).all()
 
     with tempfile.TemporaryDirectory() as folder:

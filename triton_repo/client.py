@@ -111,8 +111,6 @@ def evaluate(
     rows: Sequence[Row],
     concurrency: int = 4,
     advance: Callable[[int], None] | None = None,
-    *,
-    version: str = "",
 ) -> Answers:
     """Sends every row once.
 
@@ -122,7 +120,6 @@ def evaluate(
         rows: n rows.
         concurrency: Number of requests in flight.
         advance: Called with 1 after each response.
-        version: Version of the model; empty: the one that the server chooses.
 
     Raises:
         RequestError: A request failed; no further rows are sent.
@@ -136,7 +133,7 @@ def evaluate(
             with lock:
                 advance(1)
 
-    drive(address, model, rows, enumerate(rows), concurrency, note, version=version)
+    drive(address, model, rows, enumerate(rows), concurrency, note)
     return Answers.of([answers[index] for index in range(len(rows))], rows)
 
 
@@ -224,8 +221,6 @@ def drive(
     feed: Iterator[tuple[int, Row]],
     concurrency: int,
     note: Callable[[int, Result, float], None],
-    *,
-    version: str = "",
 ) -> None:
     """Sends the rows of `feed` with `concurrency` workers and calls `note` with index, result and seconds of each.
 
@@ -245,7 +240,7 @@ def drive(
                 index, row = entry
                 started = time.perf_counter()
                 try:
-                    result = infer(client, model, row, version=version)
+                    result = infer(client, model, row)
                 except BaseException as error:
                     failed.set()
                     if isinstance(error, RequestError):
@@ -262,24 +257,22 @@ def drive(
             raise
 
 
-def infer(client: InferenceServerClient, model: str, row: Row, seconds: float = REQUEST_SECONDS, *, version: str = "") -> Result:
+def infer(client: InferenceServerClient, model: str, row: Row, seconds: float = REQUEST_SECONDS) -> Result:
     """Sends one row and returns the client's result.
 
     Raises:
         RequestError: The request failed or timed out.
     """
-    return infer_rows(client, model, [row], seconds, version=version)
+    return infer_rows(client, model, [row], seconds)
 
 
-def infer_rows(
-    client: InferenceServerClient, model: str, rows: Sequence[Row], seconds: float = REQUEST_SECONDS, *, version: str = ""
-) -> Result:
+def infer_rows(client: InferenceServerClient, model: str, rows: Sequence[Row], seconds: float = REQUEST_SECONDS) -> Result:
     """Sends one request with several rows and returns the client's result; errors as above."""
     from tritonclient.grpc import InferInput
     from tritonclient.utils import InferenceServerException
 
     try:
-        result: Result = client.infer(model, tensors(rows, InferInput), model_version=version, client_timeout=seconds)
+        result: Result = client.infer(model, tensors(rows, InferInput), client_timeout=seconds)
         return result
     except InferenceServerException as error:
         raise RequestError(f"model {model}: the request failed: {' '.join(str(error.message()).split())[:300]}") from error

@@ -2,6 +2,8 @@
 
 On loopback nobody has to show a key. On any other address a server without keys or without TLS does not start: whoever reaches the port
 could use the model, and keys would travel in the clear.
+
+gRPC goes through the front, or to Triton itself. Triton knows no bearer keys, so the latter is for loopback alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from foundation.core.errors import InputError, Problem
 from foundation.core.shown import shown
 from triton_repo.front.doors import Doors
 from triton_repo.front.settings import KEYS
+from triton_repo.ports import Grpc
 from triton_repo.server import ADDRESS
 
 LEAST_KEY = 16
@@ -33,6 +36,13 @@ class Entrance:
     """File of the certificate with its chain, PEM; empty: no TLS."""
     private_key: str = ""
     """File of its private key, PEM."""
+    grpc: Grpc = "front"
+    """Who answers gRPC: the front, or Triton itself."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether gRPC goes to Triton itself."""
+        return self.grpc == "triton"
 
     def check(self) -> None:
         """Checks address, keys and certificate.
@@ -50,6 +60,12 @@ class Entrance:
             is_open = not ipaddress.IPv4Address(self.address).is_loopback
         except ValueError:
             yield Problem(f"--address {shown(self.address, 60)}", "no IPv4 address", remedy="give one such as 127.0.0.1 or 0.0.0.0")
+            return
+        if self.is_direct and (is_open or doors.keys or self.certificate):
+            asked = f"--address {self.address}" if is_open else KEYS if doors.keys else "--tls"
+            given = f"given with {asked}, and Triton's gRPC checks no keys"
+            remedy = "leave out --grpc: the front checks them"
+            yield Problem("--grpc triton", given, "only loopback without keys and TLS is allowed", remedy)
             return
         if is_open and not doors.keys:
             given = f"{self.address} is reached from other machines, and no key is asked for"

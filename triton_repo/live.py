@@ -3,9 +3,10 @@
     live/
       routes.json                     what the front reads: for each model its version, the limits of its queue and of a request
       <model>/
-        config.pbtxt                  as in the repository, with the versions to load
+        config.pbtxt                  as in the repository, with the version to load
         warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
           machine.json                where the version keeps its compiled networks (`triton_repo.blobs`)
+      <model>.<random>/               a candidate: the next version of a model, until it has been checked; its files are links
 
 Nothing is written into a run or a deployment, and what happens to its files later does not touch the server, nor a restart of it.
 """
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -32,6 +35,19 @@ ENGINE, KEPT = "engine.py", "KEPT_NETWORKS"
 KEPT_HERE = "networks"
 """Link in a version to that folder."""
 NETWORK, POLICY = "openvino.xml", "default_queue_policy"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The next version of a model, which Triton can load under a name of its own, beside the model."""
+
+    name: str
+    """Its name in Triton; no client guesses it."""
+    model: str
+    source: Path
+    """Its folder in the repository that it comes from."""
+    version: str
+    """The version that it becomes."""
 
 
 class LiveRepository:
@@ -53,7 +69,7 @@ class LiveRepository:
             self._copy_rest(name, repository / given)
             version = max(_versions(repository / given))
             self._copy(repository / given / version, folder / name / version, config)
-            self._write(name, config, [version])
+            self._write(name, config, version)
             self._note(name, config, version)
         self._publish()
 
@@ -68,33 +84,45 @@ class LiveRepository:
         return sorted(self._routes)
 
     def version(self, name: str) -> str:
-        """Returns the version of a model that requests go to."""
+        """Returns the version of a model that answers."""
         return str(self._routes[name]["version"])
 
     def config(self, name: str) -> pb.ModelConfig:
         """Returns the `ModelConfig` of a model."""
         return self._config_of(self.folder / name)
 
-    def add(self, name: str, source: Path) -> str:
-        """Copies the model folder `source` next to the present version; both are loaded from now on. Returns the new version.
+    def stage(self, name: str, source: Path) -> Candidate:
+        """Copies the model folder `source` next to the present version of a model, to be loaded and checked as a model of its own.
 
-        Until one of them is kept, Triton limits no queue, so that a check of the new version is not refused; the front still does.
+        Triton limits no queue of it, so that the check is not refused.
         """
-        before = self.version(name)
-        added = str(int(before) + 1)
+        version = str(int(self.version(name)) + 1)
+        candidate = Candidate(f"{name}.{secrets.token_hex(8)}", name, source, version)
         config = self._config_of(source)
         config.dynamic_batching.ClearField(POLICY)
-        self._copy(source / max(_versions(source)), self.folder / name / added, config)
-        self._copy_rest(name, source)
-        self._write(name, config, [before, added])
-        return added
+        self._copy(source / max(_versions(source)), self.folder / name / version, config)
+        staged = self.folder / candidate.name
+        staged.mkdir()
+        (staged / version).symlink_to(self.folder / name / version)
+        self._copy_rest(candidate.name, source)
+        self._write(candidate.name, config, version)
+        return candidate
+
+    def unstage(self, candidate: Candidate) -> None:
+        """Deletes the folder of a candidate that is no longer loaded; its version stays."""
+        shutil.rmtree(self.folder / candidate.name)
+
+    def take(self, candidate: Candidate, config: pb.ModelConfig) -> None:
+        """Sets the version of a candidate as the one to load of its model, with this configuration."""
+        self._copy_rest(candidate.model, candidate.source)
+        self.keep(candidate.model, candidate.version, config)
 
     def keep(self, name: str, version: str, config: pb.ModelConfig) -> None:
-        """Sets this version of a model as the only one to load, with this configuration."""
-        self._write(name, config, [version])
+        """Sets this version of a model as the one to load, with this configuration."""
+        self._write(name, config, version)
 
     def route(self, name: str, version: str, config: pb.ModelConfig) -> None:
-        """Lets requests go to this version from now on, with the limits of this configuration."""
+        """Notes that this version answers from now on; the front then applies the limits of this configuration."""
         self._note(name, config, version)
         self._publish()
 
@@ -123,9 +151,9 @@ class LiveRepository:
                 place = self.folder / name / entry.name
                 shutil.copytree(entry, place, dirs_exist_ok=True) if entry.is_dir() else shutil.copy(entry, place)
 
-    def _write(self, name: str, config: pb.ModelConfig, versions: Sequence[str]) -> None:
+    def _write(self, name: str, config: pb.ModelConfig, version: str) -> None:
         config.name = name  # Triton identifies a model only by the name of its folder
-        config.version_policy.specific.versions[:] = map(int, versions)
+        config.version_policy.specific.versions[:] = [int(version)]
         _replace(self.folder / name / CONFIG, to_text(config))
 
     def _note(self, name: str, config: pb.ModelConfig, version: str) -> None:

@@ -4,6 +4,8 @@
 
 Whether a port is taken is asked before anything is started: Triton takes seconds to load, and what gRPC says of a taken port names neither
 the port nor the cause.
+
+Triton itself listens on its port only while it runs. `hold` keeps the port for it from start to start.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 from foundation.core.errors import InputError, Problem
 
 Ports = tuple[int, int, int]
 """Ports of gRPC, HTTP and metrics."""
+Grpc = Literal["front", "triton"]
+"""Who answers gRPC."""
 FIXED: Ports = (8001, 8000, 8002)
 FREE: Ports = (0, 0, 0)
 _OPTIONS = ("--grpc-port", "--http-port", "--metrics-port")
@@ -34,6 +39,26 @@ def check_ports(address: str, ports: Ports) -> None:
     problems = list(_problems(address, ports))
     if problems:
         raise InputError.of(problems)
+
+
+def hold(address: str, port: int) -> socket.socket:
+    """Returns a socket that keeps a port for a server of this user, which may start and end meanwhile; 0: a free port.
+
+    The socket never listens, so who connects while there is no server is refused at once. Linux gives one port to several sockets of one
+    user if each of them asks for that (SO_REUSEPORT), and to nobody else.
+
+    Raises:
+        InputError: It is taken, or not allowed.
+    """
+    held = socket.socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((address, port))
+    except OSError:
+        held.close()
+        check_ports(address, (port, 0, 0))  # says why
+        raise
+    return held
 
 
 def _problems(address: str, ports: Ports) -> Iterator[Problem]:

@@ -1,13 +1,13 @@
-"""Rolls a model over to a new version while it answers, through Triton's repository API.
+"""Rolls a model over to a new version while it answers.
 
-    1   the new version is copied next to the present one        live/<model>/2
-    2   both are loaded; requests still go to the present one    the front names the version in each request
-    3   the new one answers the golden rows                      `check`; if it fails, the new version is unloaded and nothing has changed
-    4   requests go to the new one                               the front reads its routes again
-    5   the old one ends when it has answered what it has        Triton unloads it
+    1   the new version is copied next to the present one             live/<model>/2
+    2   it is loaded as a model of its own, which no client knows     live/<model>.<random>
+    3   it answers the golden rows                                    `check`; if it fails, it is unloaded and nothing has changed
+    4   it is unloaded, and loaded as the version of the model        Triton loads it beside the present one, exchanges the two, and unloads
+                                                                      the present one when it has answered what it has
 
-Both versions are in memory from 2 to 5, and share the processors. Triton loads whatever is in a changed model folder again, next to what
-answers meanwhile: so for a moment there are three of them. A request that names the old version itself fails after 5.
+Requests name no version, so Triton exchanges the versions for clients of the front and for its own. Two versions at most are in memory, and
+share the processors. A request that names the old version itself fails after 4.
 
 Not here: a part of the requests for the new version, and models that generate.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +24,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from foundation.core.errors import InputError, Problem, nearest
 from triton_repo.config import from_text
-from triton_repo.live import CONFIG, LiveRepository
+from triton_repo.live import CONFIG, Candidate, LiveRepository
 from triton_repo.server import ServerError, TritonServer
 
 LOAD_SECONDS = 600.0
-DRAIN_SECONDS = 1.0
-"""Time for requests that the front sent to the old version to reach Triton, which answers them before it unloads the version."""
 Check = Callable[[str, str], None]
-"""Called with the address of Triton and the version; raises if its answers are not those that were recorded."""
+"""Called with the address of Triton and the name of the candidate; raises if its answers are not those that were recorded."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Rolled:
     after: str
     """The version before and after."""
     load_s: float
-    """Seconds until both versions were loaded."""
+    """Seconds until the new version was loaded beside the present one."""
     check_s: float
     seconds: float
     """In all, until the old version had ended."""
@@ -65,26 +63,45 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
     """
     present, new = configs(live, model, source)
     started, before = time.monotonic(), live.version(model)
-    after = live.add(model, source)
+    with _staged(triton, live, model, source) as candidate:
+        loaded = time.monotonic()
+        check(triton.grpc_address, candidate.name)
+        checked = time.monotonic()
+    live.take(candidate, new)
     try:
         triton.load(model, LOAD_SECONDS)
-        loaded = time.monotonic()
-        check(triton.grpc_address, after)
-        checked = time.monotonic()
     except BaseException:
         live.keep(model, before, present)
         with suppress(ServerError):  # the server died; it is started again with the version before
             triton.load(model, LOAD_SECONDS)
             triton.watch(model, before, instances(present))
-        live.remove(model, after)
+        live.remove(model, candidate.version)
         raise
-    live.route(model, after, new)
-    time.sleep(DRAIN_SECONDS)
-    live.keep(model, after, new)
-    triton.load(model, LOAD_SECONDS)
-    triton.watch(model, after, instances(new))
+    live.route(model, candidate.version, new)
+    triton.watch(model, candidate.version, instances(new))
     live.remove(model, before)
-    return Rolled(model, before, after, loaded - started, checked - loaded, time.monotonic() - started)
+    return Rolled(model, before, candidate.version, loaded - started, checked - loaded, time.monotonic() - started)
+
+
+@contextmanager
+def _staged(triton: TritonServer, live: LiveRepository, model: str, source: Path) -> Iterator[Candidate]:
+    """Loads the new version as a model of its own, and unloads it; deletes the version if the block fails.
+
+    Raises:
+        ServerError: It was not loaded, or not unloaded.
+    """
+    candidate = live.stage(model, source)
+    try:
+        triton.load(candidate.name, LOAD_SECONDS)
+        yield candidate
+        triton.unload(candidate.name)
+    except BaseException:
+        with suppress(ServerError):  # it was not loaded, or the server died
+            triton.unload(candidate.name)
+        live.remove(model, candidate.version)
+        raise
+    finally:
+        live.unstage(candidate)
 
 
 def configs(live: LiveRepository, model: str, source: Path) -> tuple[pb.ModelConfig, pb.ModelConfig]:

@@ -5,7 +5,7 @@ commas and colons. A path with a space or with shell characters hangs it or runs
 run or of an environment, only links to them in this folder:
 
     /tmp/compress-triton-XXXXXXXX/   repository -> the model repository   environment, site, libraries -> the server environment
-                                     backends/   grpc:1   metrics         its Python backend and its sockets
+                                     backends/   grpc:1   metrics   admin its Python backend and its sockets
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ The server and the processes of its models form one process group under a watche
 the group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All its paths are
 safe (`triton_repo.safe_folder`).
 
-It speaks only gRPC, and needs a key for the protocols that can harm it: shared memory, loading of models, logging, traces. Only this
-process has the key, and uses it to load other versions (`load`). It listens on a free port
-of loopback for the stage that measures it, or, `private`, on a Unix socket that only its owner reaches: `triton_repo.service` puts the
-front before that one. Another process may take a free port before the server binds it. The server then exits at once and is started again
-on another port.
+It speaks gRPC, without the protocols that can harm it: shared memory, loading of models, logging, traces. Triton cannot switch these off,
+only ask for a header with a key, and whoever is on the machine reads the key in the list of processes. So the key is longer than any header
+that gRPC takes: nobody can send it. Models are loaded over HTTP, on a Unix socket that only the owner reaches (`triton_repo.admin`).
+
+gRPC listens on a free port of loopback for the stage that measures it; or, `private`, on a Unix socket, before which `triton_repo.service`
+puts the front; or at the `place` where clients are. Another process may take a free port before the server binds it. The server then exits
+at once and is started again on another port.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from typing import Self
 import psutil
 
 from foundation.machine.process import peak_memory_bytes, spawn
-from triton_repo import leftovers
+from triton_repo import admin, leftovers
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.settings import KEYS
 from triton_repo.safe_folder import linked, safe_folder
@@ -48,10 +50,12 @@ WATCHER_SECONDS = 5.0
 EXIT_SECONDS = 10
 """Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
-CLOSED = "shared-memory,model-config,model-repository,statistics,trace,logging"
-"""Protocols that need a key, which is a secret of this process."""
-KEY = "triton-key"
-KEY_HEADER = f"triton-grpc-protocol-{KEY}"
+HARMFUL = "shared-memory,model-repository,trace,logging"
+"""Protocols that are closed."""
+UNUSED = "model-config,statistics"
+"""Protocols that only read; closed where nobody is to use them."""
+KEY, KEY_BYTES = "triton-key", 20_000
+"""Name and length of the key of the closed protocols. gRPC takes at most 16,384 bytes of headers."""
 GONE_SECONDS = 60.0
 """Time for the process of a version that is no longer loaded to end."""
 SOCKET_PORT = 1
@@ -75,7 +79,9 @@ class TritonServer:
         log: File for its output.
         models: Models to load; None loads the whole repository.
         seconds: Time limit for becoming ready.
-        private: Listen on Unix sockets instead of a port, and offer metrics there.
+        private: Listen on a Unix socket instead of a port.
+        place: Address and port for clients, which this process holds (`triton_repo.ports.hold`). Default: a free port of loopback.
+            Metrics are offered on a Unix socket to whoever gives a place, or is private.
     """
 
     def __init__(
@@ -87,10 +93,11 @@ class TritonServer:
         models: Sequence[str] | None = None,
         seconds: float = READY_SECONDS,
         private: bool = False,
+        place: tuple[str, int] | None = None,
     ) -> None:
         self._repository, self._environment, self._log = repository.resolve(), environment, log
-        self._models, self._seconds, self._private = models, seconds, private
-        self._folder, self._port, self._key = Path(), 0, ""
+        self._models, self._seconds, self._private, self._place = models, seconds, private, place
+        self._folder, self._at = Path(), place or (ADDRESS, 0)
         self._servers: list[psutil.Process] = []
         self._stubs: list[psutil.Process] = []
         self._log_start = 0
@@ -101,7 +108,7 @@ class TritonServer:
     @property
     def grpc_address(self) -> str:
         """Target of gRPC: host:port, or unix:path."""
-        return f"unix:{self.grpc_socket}" if self._private else f"{ADDRESS}:{self._port}"
+        return f"unix:{self.grpc_socket}" if self._private else f"{self._at[0]}:{self._at[1]}"
 
     @property
     def grpc_socket(self) -> Path:
@@ -110,8 +117,12 @@ class TritonServer:
 
     @property
     def metrics_socket(self) -> Path:
-        """Socket of the Prometheus metrics of a private server."""
+        """Socket of the Prometheus metrics."""
         return self._folder / "metrics"
+
+    @property
+    def _admin_socket(self) -> Path:
+        return self._folder / "admin"
 
     def __enter__(self) -> Self:
         """Starts the server and waits until every model is ready.
@@ -177,15 +188,27 @@ class TritonServer:
         Raises:
             ServerError: It failed, and the earlier versions are still loaded; or the server is not running.
         """
-        from tritonclient.grpc import InferenceServerClient
-        from tritonclient.utils import InferenceServerException
-
         self._stubs = [one for one in self._stubs if not _runs_model(one, model)]
         try:
-            with InferenceServerClient(self.grpc_address) as client:
-                client.load_model(model, headers={KEY_HEADER: self._key}, client_timeout=seconds)
-        except InferenceServerException as error:
-            raise ServerError(f"model {model} was not loaded: {' '.join(str(error.message()).split())[:400]}") from error
+            admin.load(self._admin_socket, model, seconds)
+        except admin.AdminError as error:
+            raise ServerError(f"model {model} was not loaded: {error}") from error
+
+    def unload(self, model: str, seconds: float = GONE_SECONDS) -> None:
+        """Unloads a model whose processes are not watched; returns once they have ended.
+
+        Raises:
+            ServerError: They have not ended in time, or the server is not running.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            admin.unload(self._admin_socket, model, seconds)
+        except admin.AdminError as error:
+            raise ServerError(f"model {model} was not unloaded: {error}") from error
+        while any(_runs_model(one, model) for one in self._below("backend_stub")):
+            if time.monotonic() > deadline:
+                raise ServerError(f"model {model} still runs {seconds:.0f} s after it was unloaded; log: {self._log}")
+            time.sleep(LOOK_SECONDS)
 
     def watch(self, model: str, version: str, instances: int) -> None:
         """Waits until all running processes of a model belong to one load of this version, and then watches them.
@@ -240,7 +263,7 @@ class TritonServer:
             reaper.wait()
 
     def _start(self) -> None:
-        self._port, self._key = free_port(), secrets.token_hex(32)
+        self._at = self._place or (ADDRESS, free_port())
         prefix = f"compress-triton-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
         self._folder = folder = safe_folder()
         try:
@@ -249,9 +272,10 @@ class TritonServer:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as output:
                 self._log_start = output.tell()
-                address = (f"unix:{folder / 'grpc'}", SOCKET_PORT) if self._private else (ADDRESS, self._port)
-                command = command_line(repository, environment, folder / "backends", address, (prefix, self._key), self._models)
-                command += metrics_options(self.metrics_socket if self._private else None)
+                command = command_line(repository, environment, folder / "backends", prefix, self._models)
+                command += address_options((f"unix:{folder / 'grpc'}", SOCKET_PORT) if self._private else self._at, self._place is not None)
+                command += admin_options(self._admin_socket)
+                command += metrics_options(self.metrics_socket if self._private or self._place else None)
                 self._process = spawn(
                     command, env=_variables(), group=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder
                 )
@@ -287,7 +311,7 @@ class TritonServer:
 
     def _listens(self) -> bool:
         """Whether something listens at the server's address; Triton does once its models are loaded."""
-        family, address = (socket.AF_UNIX, str(self.grpc_socket)) if self._private else (socket.AF_INET, (ADDRESS, self._port))
+        family, address = (socket.AF_UNIX, str(self.grpc_socket)) if self._private else (socket.AF_INET, self._at)
         with socket.socket(family) as one:
             return one.connect_ex(address) == 0
 
@@ -324,14 +348,9 @@ def write_backend(folder: Path, environment: ServerEnvironment) -> None:
 
 
 def command_line(
-    repository: Path,
-    environment: ServerEnvironment,
-    backends: Path,
-    address: tuple[str, int],
-    names: tuple[str, str],
-    models: Sequence[str] | None = None,
+    repository: Path, environment: ServerEnvironment, backends: Path, prefix: str, models: Sequence[str] | None = None
 ) -> list[str]:
-    """Returns the command that starts the server; all paths in it are safe.
+    """Returns the command that starts the server, without its addresses; all paths in it are safe.
 
     `env` sets the variables for the server only: the Python that watches it must not load the server's libraries.
 
@@ -339,11 +358,9 @@ def command_line(
         repository: Model repository.
         environment: The server environment.
         backends: Folder of the backends.
-        address: Address of gRPC, and its port.
-        names: Prefix of the names of shared memory, and the key of the closed protocols.
+        prefix: Prefix of the names of shared memory.
         models: Models to load; None loads all.
     """
-    prefix, key = names
     chosen = [] if models is None else ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
     return [
         "env",
@@ -354,14 +371,31 @@ def command_line(
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         "--disable-auto-complete-config",
         *chosen,
-        "--allow-http=false",
         "--allow-sagemaker=false",
         "--allow-vertex-ai=false",
-        f"--grpc-address={address[0]}",
-        f"--grpc-port={address[1]}",
-        f"--grpc-restricted-protocol={CLOSED}:{KEY}={key}",
         f"--exit-timeout-secs={EXIT_SECONDS}",
     ]
+
+
+def address_options(address: tuple[str, int], for_clients: bool) -> list[str]:
+    """Returns the options for gRPC.
+
+    Args:
+        address: Address of gRPC, and its port.
+        for_clients: Whether clients of others come there; the port is then held by this process, and statistics are offered.
+    """
+    closed = HARMFUL if for_clients else f"{HARMFUL},{UNUSED}"
+    return [
+        f"--grpc-address={address[0]}",
+        f"--grpc-port={address[1]}",
+        f"--reuse-grpc-port={str(for_clients).lower()}",
+        f"--grpc-restricted-protocol={closed}:{KEY}={secrets.token_hex(KEY_BYTES // 2)}",
+    ]
+
+
+def admin_options(address: Path) -> list[str]:
+    """Returns the options for HTTP on a Unix socket."""
+    return ["--allow-http=true", f"--http-address=unix:{address}", f"--http-port={SOCKET_PORT}", "--http-thread-count=1"]
 
 
 def metrics_options(address: Path | None) -> list[str]:

@@ -5,6 +5,11 @@
 
     clients --> front --> link to the socket of the present Triton
 
+Or gRPC goes to Triton itself (`Entrance.grpc`): then Triton listens on the port, which this process holds from start to start, and the
+front serves HTTP and metrics alone.
+
+    clients of gRPC --> Triton <-- front <-- clients of HTTP
+
 Triton reads a copy of the repository (`triton_repo.live`), whose models can be rolled over to other versions while they answer
 (`triton_repo.roll_over`). If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More
 than `RESTARTS` deaths within `WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
@@ -16,6 +21,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -35,7 +41,7 @@ from triton_repo.entrance import Entrance
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.settings import Settings
 from triton_repo.live import LiveRepository
-from triton_repo.ports import FREE, Ports, check_ports
+from triton_repo.ports import FREE, Ports, check_ports, hold
 from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
 from triton_repo.served_models import ServedModel
@@ -85,7 +91,10 @@ class Service:
             aliases=served_models.aliases(given),
             certificate=self._entrance.certificate,
             private_key=self._entrance.private_key,
+            serves_grpc=not self._entrance.is_direct,
         )
+        self._held: socket.socket | None = None
+        """Holds the port of a Triton that clients reach themselves."""
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
@@ -128,6 +137,15 @@ class Service:
         """Names of the models for clients."""
         return self._settings.models
 
+    @property
+    def remarks(self) -> list[str]:
+        """What a user has to know of how it is served; a line each."""
+        if not self._entrance.is_direct:
+            return []
+        names = ", ".join(sorted(self._settings.aliases))
+        known = f"; the earlier names of the models ({names}) answer over HTTP alone" if names else ""
+        return [f"gRPC goes to Triton itself, which counts no request that a full queue refuses{known}"]
+
     def name_of(self, name: str) -> str:
         """Returns the current name of a model that clients may also call by an earlier one."""
         return self._settings.aliases.get(name, name)
@@ -154,8 +172,8 @@ class Service:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
             self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs, self._folders)
-            triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
-            self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file), folder=str(live.folder))
+            self._settings = replace(self._settings, routes=str(live.routes_file), folder=str(live.folder), metrics=str(self._metrics_link))
+            self._settings = self._towards_triton()
             self._spawn_front()  # it gets ready while Triton does
             self._start_triton()
             self._await_front()
@@ -214,24 +232,50 @@ class Service:
         triton, self._triton = self._triton, None
         if triton is not None:
             triton.stop()
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.kill()
             reaper.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def _grpc_link(self) -> Path:
+        return self._folder / "grpc"
+
+    @property
+    def _metrics_link(self) -> Path:
+        return self._folder / "metrics"
+
+    def _towards_triton(self) -> Settings:
+        """Returns the settings with the place where the front finds Triton at each start; holds the port if clients use it, too."""
+        if not self._entrance.is_direct:
+            return replace(self._settings, triton=f"unix:{self._grpc_link}")
+        self._held = hold(self._settings.address, self._settings.grpc_port)
+        port = int(self._held.getsockname()[1])
+        return replace(self._settings, grpc_port=port, triton=f"{self._settings.address}:{port}")
+
     def _start_triton(self) -> None:
         assert self._live is not None, "made before"
-        models = self._live.names
-        self._triton = TritonServer(self._live.folder, self._environment, self._log, models=models, private=True).__enter__()
-        _point(Path(self._settings.triton), self._triton.grpc_socket)
-        _point(Path(self._settings.metrics), self._triton.metrics_socket)
+        place = (self._settings.address, self._settings.grpc_port) if self._entrance.is_direct else None
+        triton = TritonServer(self._live.folder, self._environment, self._log, models=self._live.names, private=place is None, place=place)
+        self._triton = triton.__enter__()
+        if place is None:
+            _point(self._grpc_link, triton.grpc_socket)
+        _point(self._metrics_link, triton.metrics_socket)
 
     def _replace_triton(self) -> None:
-        """Starts Triton in place of one that died, or whose model did; what that one still answers it may, until the new one is ready."""
+        """Starts Triton in place of one that died, or whose model did; what that one still answers it may, until the new one is ready.
+
+        Where both would listen on one port it ends at once, because its answers would be taken for those of the new one.
+        """
         before = self._triton
         assert before is not None, "it ran"
         before.terminate()
+        if self._entrance.is_direct:
+            before.kill()
         self._start_triton()
         before.kill()  # now, because the front keeps its connection as long as it lives
 

@@ -65,6 +65,8 @@ def serve(server: Service, say: Callable[[str], None]) -> None:
     say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
     with server:
         places = f"gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}"
+        for remark in server.remarks:
+            say(remark)
         say(f"ready: {', '.join(server.models)} at {places}; stop with Ctrl-C")
         try:
             server.wait()

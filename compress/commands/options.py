@@ -17,6 +17,7 @@ import typer
 from compress.commands.arguments import TrustedCertificates
 from foundation.core.speculation import DRAFT_TOKENS
 from triton_repo.load.settings import Load
+from triton_repo.ports import FIXED, Grpc
 
 if TYPE_CHECKING:
     from foundation.core.decoding import Decoding
@@ -36,6 +37,18 @@ class ServerOptions:
     ] = None
     protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None
     ca: TrustedCertificates = ""
+
+
+@dataclass(frozen=True)
+class PortOptions:
+    """The ports of `serve`, and who answers gRPC."""
+
+    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = FIXED[0]
+    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = FIXED[1]
+    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = FIXED[2]
+    grpc: Annotated[
+        Grpc, typer.Option("--grpc", help="Who answers gRPC: front, or triton for Triton itself, on loopback and without keys.")
+    ] = "front"
 
 
 @dataclass(frozen=True)

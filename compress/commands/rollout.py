@@ -126,13 +126,13 @@ def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> 
             f"{folder}", f"{model.build} was not evaluated in the server, so there is nothing to check it with", "`serve: true` does"
         )
 
-    def check(address: str, version: str) -> None:
+    def check(address: str, candidate: str) -> None:
         try:
             prepared = prepared_of(new.repository / model.folder)
             own = read_by(prepared.modality, new.rows)
-            logits = evaluate(address, name, [new.rows[row] for row in own], 1, version=version).stored_predictions(prepared)
+            logits = evaluate(address, candidate, [new.rows[row] for row in own], 1).stored_predictions(prepared)
         except RequestError as error:
-            raise InputError(name, f"version {version} does not answer: {error}", remedy=BEFORE) from error
+            raise InputError(name, f"the new version does not answer: {error}", remedy=BEFORE) from error
         problems = list(compare_golden(key, new.task, new.labels, new.recorded[key][own], logits, log))
         if problems:
             raise InputError.of(problem.advise(BEFORE) for problem in problems)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -100,6 +101,43 @@ def test_a_server_that_others_reach_has_keys_and_tls(
         assert not any(key in str(caught.value) for key in keys.split())
 
 
+@pytest.mark.parametrize(
+    ("address", "keys", "tls", "given"),
+    [
+        ("127.0.0.1", "", False, None),
+        ("127.0.0.5", "", False, None),
+        ("127.0.0.1", KEY, False, KEYS),
+        ("127.0.0.1", "", True, "--tls"),
+        ("0.0.0.0", "", False, "--address 0.0.0.0"),
+        ("10.1.2.3", KEY, True, "--address 10.1.2.3"),
+    ],
+)
+def test_triton_answers_grpc_itself_only_where_nobody_has_to_show_a_key(
+    address: str, keys: str, tls: bool, given: str | None, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS, keys)
+    with nullcontext() if given is None else pytest.raises(InputError) as caught:
+        Entrance(address, *(certificate if tls else ("", "")), "triton").check()
+    if caught is not None:
+        [problem] = caught.value.problems
+        assert problem.key == "--grpc triton"
+        assert problem.given == f"given with {given}, and Triton's gRPC checks no keys"
+
+
+def test_a_front_without_grpc_serves_http_alone() -> None:
+    with front(Entrance(grpc="triton"), "") as settings:
+        ports = {settings.http_port, settings.metrics_port}
+        listening = {
+            one.laddr.port
+            for process in psutil.Process().children(recursive=True)
+            for one in process.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN
+        }
+        assert listening == ports
+        assert settings.grpc_port == 0
+        assert status(f"http://127.0.0.1:{settings.http_port}/v2/health/ready", None, None) == 200
+
+
 @pytest.mark.parametrize("swapped", [True, False])
 def test_files_that_are_no_certificate_are_named(swapped: bool, certificate: tuple[str, str], tmp_path: Path) -> None:
     files = certificate[::-1] if swapped else (certificate[0], str(tmp_path / "missing.pem"))
@@ -139,10 +177,11 @@ def front(entrance: Entrance, keys: str) -> Iterator[Settings]:
         0,
         0,
         0,
-        str(folder / "grpc"),
+        f"unix:{folder / 'grpc'}",
         str(folder / "none"),
         certificate=entrance.certificate,
         private_key=entrance.private_key,
+        serves_grpc=not entrance.is_direct,
     )
     command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(asked))]
     process = subprocess.Popen(command, env=environment(**{KEYS: keys}), stdout=subprocess.PIPE)

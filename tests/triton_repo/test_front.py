@@ -229,9 +229,8 @@ def echo(path: Path) -> grpc.Server:
 def front():
     folder = safe_folder()
     triton = echo(folder / "grpc")
-    asked = Settings(
-        "127.0.0.1", 0, 0, 0, str(folder / "grpc"), str(folder / "metrics"), ("absent", "m"), aliases={"gone": "absent", "old": "m"}
-    )
+    places = f"unix:{folder / 'grpc'}", str(folder / "metrics")
+    asked = Settings("127.0.0.1", 0, 0, 0, *places, ("absent", "m"), aliases={"gone": "absent", "old": "m"})
     command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(asked))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
     try:

@@ -1,5 +1,6 @@
 """Fixed ports, and what is said of a taken one: python -m pytest tests/triton_repo/test_ports.py"""
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,38 @@ def test_a_port_of_connections_that_ended_is_free() -> None:
             accepted.close()  # the server closes first: its side waits in TIME_WAIT
             client.recv(1)
     ports.check_ports(ADDRESS, (place[1], 0, 0))
+
+
+def listens(place: tuple[str, int], *options: int) -> bool:
+    """Whether another socket can listen at a place."""
+    with socket.socket() as one:
+        for option in options:
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            one.bind(place)
+            one.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_a_held_port_is_for_servers_that_share_it_alone() -> None:
+    with ports.hold(ADDRESS, 0) as held:
+        place = held.getsockname()
+        assert not listens(place)
+        assert not listens(place, socket.SO_REUSEADDR)
+        assert listens(place, socket.SO_REUSEADDR, socket.SO_REUSEPORT)  # what gRPC sets; and again, as when a server has died
+        assert listens(place, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+        with socket.socket() as client:
+            assert client.connect_ex(place) == errno.ECONNREFUSED
+        with pytest.raises(InputError, match="is taken"):
+            ports.check_ports(ADDRESS, (place[1], 0, 0))
+    assert listens(place)
+
+
+def test_a_taken_port_is_not_held(taken: int) -> None:
+    with pytest.raises(InputError, match=f"--grpc-port {taken}: .* is taken"):
+        ports.hold(ADDRESS, taken)
 
 
 @pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--metrics-port"])

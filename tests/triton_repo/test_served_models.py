@@ -114,9 +114,17 @@ def test_a_model_is_loaded_under_its_name_and_rolled_over_to_a_folder_of_another
     assert live.names == ["run"]
     assert from_text((tmp_path / "live/run/config.pbtxt").read_text()).name == "run"
     configs(live, "run", second / "baseline-fp32")
-    assert live.add("run", second / "baseline-fp32") == "2"
-    config = from_text((tmp_path / "live/run/config.pbtxt").read_text())
-    assert (config.name, list(config.version_policy.specific.versions)) == ("run", [1, 2])
+    candidate = live.stage("run", second / "baseline-fp32")
+    assert (candidate.model, candidate.version) == ("run", "2")
+
+    def loaded(model: str) -> tuple[str, list[int]]:
+        config = from_text((tmp_path / "live" / model / "config.pbtxt").read_text())
+        return config.name, list(config.version_policy.specific.versions)
+
+    assert loaded(candidate.name) == (candidate.name, [2])
+    assert loaded("run") == ("run", [1])
+    live.take(candidate, live.config("run"))
+    assert loaded("run") == ("run", [2])
 
 
 def test_the_manifest_keeps_models(tmp_path: Path) -> None:

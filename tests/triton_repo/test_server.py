@@ -100,29 +100,43 @@ def test_the_port_is_free():
 
 def test_command_line_binds_to_loopback(tmp_path):
     found = fake(tmp_path, "")
-    command = server.command_line(Path("/repo"), found, Path("/backends"), (server.ADDRESS, 1), ("mine-", "key"), ["a", "b"])
-    assert {"--grpc-address=127.0.0.1", "--grpc-port=1", "--allow-http=false"} <= set(command)
+    command = server.command_line(Path("/repo"), found, Path("/backends"), "mine-", ["a", "b"])
+    assert {"--grpc-address=127.0.0.1", "--grpc-port=1", "--reuse-grpc-port=false"} <= set(
+        server.address_options((server.ADDRESS, 1), False)
+    )
+    assert {"--http-address=unix:/x", "--http-port=1"} <= set(server.admin_options(Path("/x")))
     assert server.metrics_options(None) == ["--allow-metrics=false"]
     assert [part for part in command if "load-model" in part] == ["--load-model=a", "--load-model=b"]
     assert "--backend-config=python,shm-region-prefix-name=mine-" in command
     assert command.index(str(found.binary)) == 3
-    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), ("", 1), ("p", "k")))
+    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), "p"))
 
 
-def test_no_client_knows_the_key_of_the_closed_protocols(tmp_path):
-    """A server gives its own key, drawn anew for each start."""
+def options(tmp_path: Path, **given: object) -> list[str]:
+    """The options that a server is started with."""
     told = fake(tmp_path, 'echo "$@"; exit 1')
+    with pytest.raises(server.ServerError), server.TritonServer(tmp_path, told, tmp_path / "log", **given):
+        pass
+    return (tmp_path / "log").read_text().splitlines()[-1].split()
 
-    def key() -> str:
-        with pytest.raises(server.ServerError), server.TritonServer(tmp_path, told, tmp_path / "log"):
-            pass
-        [option] = re.findall(r"--grpc-restricted-protocol=(\S+)", (tmp_path / "log").read_text().splitlines()[-1])
-        protocols, _, found = option.partition(":")
-        assert {"shared-memory", "model-repository", "logging", "trace", "statistics"} <= set(protocols.split(","))
-        return found
 
-    assert key() != key()
-    assert len(key()) > 64
+@pytest.mark.parametrize("given", [{}, {"private": True}, {"place": ("127.0.0.1", 1)}])
+def test_no_client_can_send_the_key_of_the_closed_protocols(given, tmp_path):
+    """It is longer than all headers that gRPC takes, and drawn anew for each start."""
+    closed = [next(part for part in options(tmp_path, **given) if "restricted" in part) for _ in range(2)]
+    assert closed[0] != closed[1]
+    protocols, name, key = re.fullmatch(r"--grpc-restricted-protocol=([a-z,-]+):([a-z-]+)=([0-9a-f]+)", closed[0]).groups()
+    reading = set() if "place" in given else {"statistics", "model-config"}
+    assert set(protocols.split(",")) == {"shared-memory", "model-repository", "logging", "trace"} | reading
+    assert name == "triton-key"
+    assert len(key) > 16384
+
+
+def test_a_place_for_clients_is_shared_with_who_holds_it_and_has_metrics(tmp_path):
+    found = options(tmp_path, place=("127.0.0.5", 4321))
+    assert {"--grpc-address=127.0.0.5", "--grpc-port=4321", "--reuse-grpc-port=true"} <= set(found)
+    assert any(part.startswith("--metrics-address=unix:") for part in found)
+    assert "--allow-metrics=false" in options(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ _Handler = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 def upstream(address: str) -> grpc.aio.Channel:
     """Returns a channel to Triton that finds it again soon after a restart."""
     options = [
+        ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),

@@ -1,7 +1,6 @@
-"""An inference through the front: the limits of its queue, the version that answers it, and the message when it fails.
+"""An inference through the front: the limits of its queue, and the message when it fails.
 
-The version is written into each request that names none. If the model was rolled over before the request reached Triton, and the version
-was gone, it is sent again to the new one.
+Which version answers a request that names none is Triton's choice: there is one, and while it is exchanged Triton answers with either.
 """
 
 from __future__ import annotations
@@ -53,17 +52,7 @@ class Inference:
         route = self._routes.of(model)
         asked = queue_request(request, route, remaining_s)
         with self._admission.enter(model, asked, route):
-            pinned = not request.model_version and bool(route.version)
-            if pinned:
-                request.model_version = route.version
-            try:
-                return await self._sent(request, asked)
-            except grpc.aio.AioRpcError:
-                newer = self._routes.of(model).version
-                if not pinned or newer == request.model_version:
-                    raise
-                request.model_version = newer
-                return await self._sent(request, asked)
+            return await self._sent(request, asked)
 
     def name_of(self, model: str) -> str:
         """Returns the current name of a model that a client may call by an earlier name."""

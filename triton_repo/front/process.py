@@ -1,6 +1,8 @@
 """The process of the front: `python -m triton_repo.front.process SETTINGS`, a JSON object. Prints its ports in one line once it listens.
 
 clients --> front (this process: HTTP, gRPC, metrics on loopback) --> Triton (gRPC on a Unix socket in a folder that only its owner enters)
+
+Where gRPC of clients goes to Triton itself, the front serves HTTP and metrics alone.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ async def run(settings: Settings) -> None:
     Raises:
         OSError: A port is taken.
     """
-    channel, load = upstream(f"unix:{settings.triton}"), Load()
+    channel, load = upstream(settings.triton), Load()
     routes, admission = Routes(settings.routes, settings.aliases), Admission()
     infer = Inference(channel, routes, admission)
     doors = Doors.here(settings.certificate, settings.private_key)
-    server = serve_grpc(channel, load, infer, settings.models, doors)
-    place, credentials = f"{settings.address}:{settings.grpc_port}", doors.credentials()
-    grpc_port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
-    await server.start()
+    grpc_port = settings.grpc_port
+    if settings.serves_grpc:
+        server = serve_grpc(channel, load, infer, settings.models, doors)
+        place, credentials = f"{settings.address}:{settings.grpc_port}", doors.credentials()
+        grpc_port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
+        await server.start()
     paths = Paths(channel, load, infer, settings.models, settings.folder)
     _, http_port = await listen(paths.application(doors), settings.address, settings.http_port, doors.context())
     _, metrics_port = await listen(
@@ -56,7 +60,7 @@ async def run(settings: Settings) -> None:
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     gc.freeze()  # what was imported stays: a collection that looked through it would hold up requests for tens of milliseconds
     print(json.dumps({**asdict(settings), **ports}), flush=True)
-    await server.wait_for_termination()
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Routes of the requests of each model: the version that answers them, and the limits of its queue.
 
-The service writes them to a file, and replaces it to roll a model over to another version. The front looks at the file with each request,
-which takes a microsecond; so the first request after the change already goes to the new version, and a front that is started again knows
-what the one before it knew.
+The service writes them to a file, and replaces it when a model was rolled over to another version. The front looks at the file with each
+request, which takes a microsecond; so the limits of the new version hold at once, and a front that is started again knows what the front
+before it knew.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Settings:
     http_port: int
     metrics_port: int
     triton: str
-    """Unix socket of Triton's gRPC."""
+    """Target of Triton's gRPC: unix:path, or host:port."""
     metrics: str
     """Unix socket of its metrics."""
     models: tuple[str, ...] = ()
@@ -32,5 +32,7 @@ class Settings:
     certificate: str = ""
     """Files of the certificate and of its private key, PEM; empty: no TLS. Keys of clients come by the environment (`front.doors`)."""
     private_key: str = ""
+    serves_grpc: bool = True
+    """Whether clients of gRPC come to the front; else Triton itself listens on `grpc_port`."""
     folder: str = ""
     """The repository that the server reads (`triton_repo.live`)."""
