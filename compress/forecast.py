@@ -108,7 +108,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
             variants[str(step.id)], sizes[str(step.id)] = Variant(config, lineage), size
         made = size if step.PRODUCES == "checkpoint" else None
         disk = predicted_bytes(step, config, variants, context)
-        parts = parts_of(step, padded * work, size.macs, padded, disk, variants, context)
+        parts = parts_of(step, padded * work, size.macs, config, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
         planned.append(PlannedStep(step, None, made, config, lineage, disk, work, parts, memory))

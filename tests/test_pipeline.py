@@ -304,7 +304,7 @@ def test_an_export_that_took_builds_is_no_measure_for_one_that_makes_all(
     recipe: Recipe, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("compress.forecast.speed", lambda threads: Speed(1e10, 0.02, 1e9))
+    monkeypatch.setattr("compress.forecast.speed", lambda threads: Speed(1e10, 1e10, 0.02, 1e9))
     shutil.rmtree(next(copy.glob("stages/export-*")))
     again = run(recipe, copy, progress=ConsoleProgress("quiet"))
     assert {stage["id"]: stage["cached"] for stage in again.report["stages"]}["export"] is False

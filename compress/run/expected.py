@@ -6,7 +6,8 @@ The amounts follow from the recipe, the data and the shapes of the model. What o
 (`compress.run.pace`), and is corrected by earlier runs (`compress.run.durations`).
 
     start    1: loading libraries, model and rows
-    macs     multiply-accumulates (`Stage.work`)
+    products multiply-accumulates in torch (`Stage.work`), times 1 + (`SMALL` / width)^2: narrow products are bound by their overhead
+    macs     multiply-accumulates of engines
     bytes    bytes that the step writes
     builds   graphs that export traces
     engines  engines, in each of their modes, that are built, evaluated and opened
@@ -18,25 +19,39 @@ The amounts follow from the recipe, the data and the shapes of the model. What o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
-from compress.run.implicit import Latency, Source, shapes
+from compress.run.implicit import Evaluate, Latency, Source, shapes
 from export.export import Export
 from export.parity.rows import GATE_ROWS
 from foundation.core.engines import REFERENCE
 from foundation.measure.race import BLOCKS
+from foundation.models.library import sizes_config
+from foundation.schemes.int8 import has_vnni
+from foundation.schemes.table import SCHEMES, is_static_int8
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from triton_repo.client import LOAD_REQUESTS, LOAD_SECONDS
 from triton_repo.triton_repo import TritonRepo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MODES = 1.5
 """Modes of an engine, on average: static and dynamic, or also with a 16-bit float part where the processor supports it."""
 
 
 def parts_of(
-    step: Stage, work: float, macs: int, padded: float, disk_bytes: int, variants: Mapping[str, Variant], context: Context
+    step: Stage,
+    work: float,
+    macs: float,
+    config: PreTrainedConfig,
+    padded: float,
+    disk_bytes: int,
+    variants: Mapping[str, Variant],
+    context: Context,
 ) -> dict[str, float]:
     """Returns the amounts of a step.
 
@@ -44,6 +59,7 @@ def parts_of(
         step: The step.
         work: Its work in multiply-accumulates (`Stage.work`), of rows as long as they are padded to.
         macs: Multiply-accumulates of its model for one row.
+        config: Transformers config of its model.
         padded: Mean length that rows are padded to, as a share of the longest.
         disk_bytes: Bytes that it writes, predicted.
         variants: The variants before it.
@@ -53,22 +69,34 @@ def parts_of(
         builds = len(default_builds(variants, context))
         engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
-            judged = MODES * engines
+            judged = MODES * engines * (ANSWERED if context.facts.generates else 1)
             rows = len(context.data.evaluation) + min(GATE_ROWS, len(context.data.selection))
-            return {"start": 1, "builds": builds, "engines": judged, "macs": padded * macs * rows * judged, "bytes": disk_bytes}
+            macs *= MODES * engines * rows
+            return {"start": 1, "builds": builds, "engines": judged, "macs": padded * macs, "bytes": disk_bytes}
         if isinstance(step, Latency):
             timed = 2 + MODES * engines
             return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
         served = builds * step.serve * (context.target.device == "cpu")
         rows, call = len(context.data.evaluation), _call_s(padded * macs)
         answers = rows * call + len(step.concurrency) * min(LOAD_SECONDS, LOAD_REQUESTS * call)
+        served *= ANSWERED if context.facts.generates else 1
         return {"start": 1, "served": served, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
-    return {"start": 1, "bytes": disk_bytes} if isinstance(step, Source) else {"start": 1, "macs": work}
+    if isinstance(step, Source):
+        return {"start": 1, "bytes": disk_bytes}
+    evaluated = [*variants.values()][-1:] if isinstance(step, Evaluate) else []
+    integers = any(one.quantizer is not None and is_static_int8(SCHEMES[one.quantizer.scheme].precision) for one in evaluated)
+    return {"start": 1, "products": work * _overhead(config) * (INTEGER if integers and has_vnni() else 1.0)}
 
 
-def _sampled_macs(macs: int, context: Context) -> float:
+def _overhead(config: PreTrainedConfig) -> float:
+    """Returns how many times longer the products of a model take than wide ones of as many multiply-accumulates."""
+    width = getattr(sizes_config(getattr(config, "text_config", config)), "hidden_size", None) or SMALL
+    return 1.0 + (SMALL / width) ** 2
+
+
+def _sampled_macs(macs: float, context: Context) -> float:
     """Returns the seconds of samples at all shapes in one engine that computes `REFERENCE_SPEED` multiply-accumulates a second."""
     total = 0.0
     for batch, length in shapes(context.task, context.target):
@@ -88,7 +116,13 @@ CALL_S = 1e-3
 """Seconds of a call besides its multiply-accumulates, on average over the engines."""
 WARM_UP_CALLS, WARM_UP_S = 5, 0.15
 """What the warm-ups of all turns at a shape take at least."""
-MORE_TURNS = 5.0
-"""Turns that a shape takes beyond those of the race, on average, because its figures are not close enough yet."""
+MORE_TURNS = 1.0
+"""Turns that a shape takes beyond those of the race, on average on a quiet machine, because its figures are not close enough yet."""
+SMALL = 300.0
+"""Width at which the products of a model take twice as long as their multiply-accumulates say."""
+INTEGER = 0.5
+"""Time of a product of int8 codes in torch over one in float32, on a processor with VNNI."""
+ANSWERED = 4.0
+"""How much longer an engine or a served model of a language model takes, which is asked prompt by prompt."""
 REFERENCE_SPEED = 3.5e10
 """Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from compress.run.speed import Speed
 
-USED = 0.55
-"""Share of the speed of a large product that the products of a model reach."""
+ENGINES = 1.3
+"""Speed of the engines of a run, on average over their precisions, over a float32 product in torch, where torch has no bfloat16."""
+HALVES = 0.85
+"""The same over a bfloat16 product in torch, where the processor multiplies it; the engines then have modes of 16 bits too."""
+SAMPLED_PER_S = 3.5e10
+"""Float32 multiply-accumulates per second of the machine that takes `expected.REFERENCE_SPEED` for its engines."""
+TRAINS = ("finetune", "distill", "prune", "sparsify")
+"""Stages that compute in the precision of training."""
 LOOP_S = 0.04
 """Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""
 START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 2.0}
-TRACED = 40.0
-"""How much longer export takes for a byte than writing it: the graph is traced, rewritten, hashed and read again."""
+TRACED_S = 1.85e-7
+"""Seconds of export for a byte: the graph is traced, rewritten, hashed, compiled and read again."""
 
 
 def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
@@ -20,14 +26,16 @@ def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
         stage: Name of the stage.
         known: The speed of the machine.
     """
-    slow, product = known.python_s / LOOP_S, 1 / (USED * known.macs_per_s)
+    slow = known.python_s / LOOP_S
+    engines = max(ENGINES * known.macs_per_s, HALVES * known.trained_per_s)
     return {
         "start": slow * START_S.get(stage, 2.0),
-        "macs": product,
-        "bytes": (TRACED if stage == "export" else 2.0) / known.written_per_s,
+        "products": 1 / (known.trained_per_s if stage in TRAINS else known.macs_per_s),
+        "macs": 1 / engines,
+        "bytes": slow * TRACED_S if stage == "export" else 2.0 / known.written_per_s,
         "builds": slow * 4.0,
-        "engines": slow * 3.0,
-        "sampled": 1.0,
-        "served": slow * 10.0,
+        "engines": slow * 1.6,
+        "sampled": 1.0 if stage == "latency" else SAMPLED_PER_S / known.macs_per_s,
+        "served": slow * 17.0,
         "asked": slow * 2e-3,
     }

@@ -1,6 +1,7 @@
 """The speed of this machine, measured once in about a second and kept in the user's cache folder.
 
     macs_per_s     multiply-accumulates per second of float32 matrix products in torch, with the threads of the target
+    trained_per_s  the same in the precision that models are trained in here: bfloat16 if the processor multiplies it
     python_s       seconds of a fixed loop in Python: tracing, graph surgery and starting processes go with it
     written_per_s  bytes per second that are written to the cache folder's disk
 
@@ -19,11 +20,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundation.machine.cached import read_cached, write_cached
 from foundation.machine.environment import cache_folder, hardware, processor, versions
 
+if TYPE_CHECKING:
+    import torch
+
 REPEATS = 5
+PRODUCTS = 30
+"""Repeats of a product of 1 to 5 ms: of five the fastest is off by a third, of thirty by a thirtieth."""
 SIZE = 512
 """Rows and columns of the matrices: a row's products in a small encoder are of this size."""
 LOOP = 200_000
@@ -38,6 +45,7 @@ class Speed:
     """The measured speed."""
 
     macs_per_s: float
+    trained_per_s: float
     python_s: float
     written_per_s: float
 
@@ -61,8 +69,12 @@ def speed(threads: int, measure: Callable[[int], Speed] | None = None, load: Cal
         return kept
     quiet, found = load() < QUIET, (measure or measured)(threads)
     if kept is not None:
-        fastest = max(kept.macs_per_s, found.macs_per_s), min(kept.python_s, found.python_s), max(kept.written_per_s, found.written_per_s)
-        found = Speed(*fastest)
+        found = Speed(
+            macs_per_s=max(kept.macs_per_s, found.macs_per_s),
+            trained_per_s=max(kept.trained_per_s, found.trained_per_s),
+            python_s=min(kept.python_s, found.python_s),
+            written_per_s=max(kept.written_per_s, found.written_per_s),
+        )
     write_cached(file, asdict(found) | {"quiet": quiet})  # a folder that cannot be written: measured every time
     return found
 
@@ -81,14 +93,23 @@ def measured(threads: int) -> Speed:
     """Measures this machine; takes about a second."""
     import torch
 
+    from foundation.training.precision import autocast_dtype
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        left, right = torch.ones(SIZE, SIZE), torch.ones(SIZE, SIZE)
-        products = _best(lambda: left @ right)
+        single, trained = (_product_s(dtype) for dtype in (torch.float32, autocast_dtype(torch.device("cpu"))))
     finally:
         torch.set_num_threads(before)
-    return Speed(SIZE**3 / products, _best(_loop), BLOCK / _best(_write))
+    return Speed(SIZE**3 / single, SIZE**3 / trained, _best(_loop), BLOCK / _best(_write))
+
+
+def _product_s(dtype: torch.dtype) -> float:
+    """Returns the seconds of a matrix product, without those of allocating its result."""
+    import torch
+
+    left, right, out = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(3))
+    return _best(lambda: torch.mm(left, right, out=out), PRODUCTS)
 
 
 def _loop() -> None:
@@ -104,10 +125,10 @@ def _write() -> None:
         stream.flush()
 
 
-def _best(work: Callable[[], object]) -> float:
+def _best(work: Callable[[], object], repeats: int = REPEATS) -> float:
     """Returns the seconds of the fastest of a few repeats; the first one loads what it needs and is never the fastest."""
     found = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         work()
         found.append(time.perf_counter() - started)
