@@ -75,7 +75,10 @@ def _graphs_are_traced_once(folder_of_traces: Path) -> Iterator[None]:
 def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test times this machine, whose pool of threads of OpenMP would also stop forked processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.run.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9))
+        patch.setattr(
+            "compress.run.speed.measured",
+            lambda threads: Speed(macs_per_s=1e10 * threads, trained_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9),
+        )
         yield
 
 

@@ -79,8 +79,8 @@ def parts_of(
         served = builds * step.serve * (context.target.device == "cpu")
         rows, call = len(context.data.evaluation), _call_s(padded * macs)
         answers = rows * call + len(step.concurrency) * min(LOAD_SECONDS, LOAD_REQUESTS * call)
-        served *= ANSWERED if context.facts.generates else 1
-        return {"start": 1, "served": served, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
+        checked = served * (ANSWERED if context.facts.generates else 1)
+        return {"start": 1, "served": checked, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
     if isinstance(step, Source):
