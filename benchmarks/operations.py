@@ -25,14 +25,11 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import statistics
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +46,7 @@ from foundation.artifacts.chain import GOLDEN
 from foundation.core.errors import InputError
 from foundation.machine.environment import fingerprint
 from foundation.standalone.preprocess import Preprocessor
+from parts.beside import beside
 from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio, sent_slowly
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
@@ -99,36 +97,11 @@ class Bench:
 
     def beside(self, running: Service, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Does something under half the capacity of load; returns what it gave, with the figures of the load."""
-        with ThreadPoolExecutor(1) as pool:
-            over = threading.Event()
-            loads: Future[list[dict[str, Any]]] = pool.submit(self._until, running, over)
-            time.sleep(MARGIN_S)
-            try:
-                found = work()
-                time.sleep(MARGIN_S)
-            finally:
-                over.set()
-            return {**found, "beside": merged(loads.result())}
 
-    def _until(self, running: Service, over: threading.Event) -> list[dict[str, Any]]:
-        loads = []
-        while not over.is_set() or not loads:
-            with contextlib.suppress(InputError):  # the first request of a load was refused: it is sent anew
-                loads.append(self.load(running, Load(rate=BESIDE * self.capacity, seconds=5.0, timeout_s=10.0, seed=len(loads))))
-        return loads
+        def send(number: int) -> dict[str, Any]:
+            return self.load(running, Load(rate=BESIDE * self.capacity, seconds=5.0, timeout_s=10.0, seed=number))
 
-
-def merged(loads: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of loads that followed each other: sums, the worst p99 and the mean p50."""
-    return {
-        "n": sum(one["n"] for one in loads),
-        "answered": sum(one["answered"] for one in loads),
-        "errors": {kind: sum(one["errors"][kind]["n"] for one in loads) for kind in loads[0]["errors"]},
-        "first_errors": sorted({about["first"] for one in loads for about in one["errors"].values() if "first" in about}),
-        "p50_ms": round(statistics.mean(one["latency_ms"]["p50"] for one in loads), 2),
-        "worst_p99_ms": max(one["latency_ms"]["p99"] or one["latency_ms"]["max"] for one in loads),
-        "max_ms": max(one["latency_ms"]["max"] for one in loads),
-    }
+        return beside(send, work, MARGIN_S)
 
 
 def overload(bench: Bench) -> dict[str, Any]:

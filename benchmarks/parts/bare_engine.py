@@ -4,7 +4,7 @@ It runs the files of the model's own folder in the repository, `engine.py` and w
 server alone. It speaks as `export.engines.worker` does:
 
     open       spec: folder (that of a version)                  -> versions; compiles every shape
-    requests   rows (file), size, most, seconds, seed            -> rows, rows_per_s, cpu_share, p50_ms of a request
+    requests   rows (file), size, most, seconds, seed            -> rows, rows_per_s, cpu_share, p50_ms and p99_ms of a request
     predict    rows (file), out (file), size, most               -> n; the logits, float32 [n, C]
 
 A request of `size` rows is tokenized, divided into batches of one length and at most `most` rows, and predicted. Requests hold the rows in
@@ -127,6 +127,7 @@ class Opened:
             "rows": count,
             "rows_per_s": round(count / spent, 3),
             "p50_ms": round(1e3 * float(np.median(taken)), 4),
+            "p99_ms": round(1e3 * float(np.percentile(taken, 99)), 4),
             "cpu_share": round((time.process_time() - cpu) / spent, 4),
         }
 

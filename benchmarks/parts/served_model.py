@@ -31,13 +31,16 @@ from foundation.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.config import from_text, model_names, to_text
 from triton_repo.deployment import repository_of
+from triton_repo.entrance import Entrance
 from triton_repo.load.connection import Address, Model
 from triton_repo.load.load import load_test
 from triton_repo.load.settings import Load
+from triton_repo.ports import Grpc
+from triton_repo.queueing import Queue, write_policy
 from triton_repo.service import Service
 
 SHOWN = ("concurrency", "rows", "n", "answered", "errors", "changed", "rows_per_s", "latency_ms", "cpu_share", "warnings")
-_ENDED = re.compile(r"^compress_front_requests_total\{.*outcome=\"answered\"\} (\d+)$", re.M)
+_ANSWERED = re.compile(r"^nv_inference_request_success\{.*\} (\d+)$", re.M)
 Arms = Mapping[str, Callable[[], dict[str, Any]]]
 
 
@@ -105,6 +108,10 @@ class Settings:
     """Lengths that rows are padded to."""
     limited: bool = False
     """Keeps the limits of the queue."""
+    queue: Queue | None = None
+    """Other limits of the queue."""
+    grpc: Grpc = "front"
+    """Who answers gRPC."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,8 @@ class ServedModel:
         shutil.copytree(self.folder, made)
         if not settings.limited:
             config.dynamic_batching.ClearField("default_queue_policy")
+        if settings.queue is not None:
+            write_policy(config, settings.queue)
         if settings.max_batch_size is not None:
             config.max_batch_size = settings.max_batch_size
             about["batch_sizes"] = [size for size in about["batch_sizes"] if size <= settings.max_batch_size]
@@ -193,8 +202,9 @@ class ServedModel:
     def serving(self, settings: Settings | None = None) -> Iterator[Serving]:
         """Serves it as `compress serve` does."""
         with tempfile.TemporaryDirectory() as folder:
-            repository = self.write(Path(folder, "repository"), settings or Settings())
-            with Service(repository, environment.check(), Path(folder, "log")) as running:
+            wanted = settings or Settings()
+            repository, entrance = self.write(Path(folder, "repository"), wanted), Entrance(grpc=wanted.grpc)
+            with Service(repository, environment.check(), Path(folder, "log"), entrance=entrance) as running:
                 yield Serving(self, running)
 
 
@@ -245,8 +255,13 @@ class Serving:
         return {name: sum(sum(one.cpu_times()[:2]) for one in some) for name, some in self.processes().items()}
 
     def _answered(self) -> int:
+        return sum(int(count) for count in _ANSWERED.findall(self.metrics()))
+
+    def metrics(self) -> str:
+        """Returns the metrics of the server, in the text format of Prometheus."""
         with urllib.request.urlopen(f"http://{self.service.metrics_address}/metrics") as answer:
-            return sum(int(count) for count in _ENDED.findall(answer.read().decode()))
+            text: str = answer.read().decode()
+        return text
 
 
 @contextlib.contextmanager
