@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compress.commands import arguments, launch
-from compress.commands.arguments import Out, RecipeFile, RunFolder, Settings, TrackedExperiment, TrackedServer, Verbose, Version
+from compress.commands.arguments import Out, Project, RecipeFile, RunFolder, Settings, Tracked, Uri, Verbose, Version
 from compress.commands.exit_status import finish
 from compress.commands.options import (
     AnswerOptions,
@@ -183,13 +183,13 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
 
 
 @app.command(epilog="Examples: compress track runs/sst2-minilm; compress track runs/sst2-minilm --mlflow http://127.0.0.1:5000")
-def track(folder: RunFolder, mlflow: TrackedServer = None, experiment: TrackedExperiment = "compress", verbose: Verbose = False) -> None:
-    """Send a run to its tracking server: what is missing there, or all of it."""
+def track(folder: RunFolder, mlflow: Uri = None, experiment: Tracked = "compress", wandb: Project = None, verbose: Verbose = False) -> None:
+    """Send a run to MLflow or W&B: what is missing there, or all of it."""
 
     def work() -> None:
         from compress.commands.track import track as send
 
-        typer.echo(send(folder, mlflow, experiment))
+        typer.echo(send(folder, mlflow, experiment, wandb=wandb))
 
     finish(work, verbose)
 

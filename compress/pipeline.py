@@ -32,7 +32,7 @@ from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from compress.run.warm_start import started
-from compress.track.tracking import Tracking, tracking
+from compress.track.tracking import Trackings, tracking
 from export.export import Export
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.chain import write_chain
@@ -138,8 +138,7 @@ def run(
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = _reported(folder, context, progress)
             end_list(folder)
-        if tracked is not None:
-            tracked.finished()
+        tracked.finished()
         return Outcome(folder, team.broadcast_object(contents))
 
 
@@ -166,7 +165,7 @@ def _watched(
     state: RunState,
     outlook: Outlook,
     progress: ConsoleProgress,
-    tracked: Tracking | None,
+    tracked: Trackings,
     sharing: Sharing | None,
     *,
     force: bool,
@@ -179,8 +178,7 @@ def _watched(
     progress.stage_finished(str(step.id), made.path, made.metrics, seconds, cached=cached)
     if context.team.is_first and not cached:
         outlook.record(step, seconds, made, resident.peak_bytes)
-    if tracked is not None:
-        tracked.done(str(step.id), made, cached)
+    tracked.done(str(step.id), made, cached)
     return made, cached, seconds
 
 
@@ -191,12 +189,11 @@ def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> Cont
         return finish(folder, context, progress)
 
 
-def _counted(context: Context, outlook: Outlook, step: Stage, tracked: Tracking | None) -> int:
+def _counted(context: Context, outlook: Outlook, step: Stage, tracked: Trackings) -> int:
     """Checks before the first step that runs that the model fits all stages, and that there is room; returns the model's MACs for a row."""
     macs = context.count_macs()
     outlook.check(step)
-    if tracked is not None:
-        tracked.started(str(step.id))
+    tracked.started(str(step.id))
     return macs
 
 

@@ -78,7 +78,7 @@ class Recipe(Config):
     search: Search | None = None
     """Settings that `compress search` may change, and its objectives; see `docs/how-to/search.md`. Has no effect on a run."""
     track: Track | None = None
-    """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Absent: nothing is sent. Changes no result
+    """Where `compress run` sends a run to; see `docs/how-to/track-runs.md`. Absent: nothing is sent. Changes no result
     and no cache key; only `compress run` and `compress bench` read it."""
     store: StoreUrl | None = None
     """URL of a store of artifacts that machines share, such as file:///FOLDER; see `docs/how-to/share-artifacts.md`. Absent: the variable

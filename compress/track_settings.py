@@ -1,12 +1,12 @@
-"""The `track` section of a recipe: the tracking server that `compress run` sends a run to. Without it nothing is sent."""
+"""The `track` section of a recipe: where `compress run` sends a run to. Without it nothing is sent."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from foundation.core.config import Config
 
@@ -14,6 +14,9 @@ SQLITE = "sqlite:///"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN,"
 """Environment variables that MLflow reads by itself."""
 ADDRESS = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[\w./~%-]*)?")
+
+
+PROJECT = r"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
 def absolute(uri: str, folder: Path) -> str:
@@ -27,20 +30,33 @@ def absolute(uri: str, folder: Path) -> str:
 
 
 class Track(Config):
-    """The tracking server that `compress run` sends a run to; see `docs/how-to/track-runs.md`. Changes no result and no cache key."""
+    """Where `compress run` sends a run to, at least one place; see `docs/how-to/track-runs.md`. Changes no result and no cache key."""
 
-    mlflow: str
+    LATER: ClassVar[tuple[str, ...]] = ("mlflow", "wandb")
+
+    mlflow: str | None = None
     """URI of an MLflow server, http://HOST:PORT or https://HOST, or of a database file, sqlite:///FILE (relative to the recipe). User name,
     password and token are read from the environment alone: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or
     MLFLOW_TRACKING_TOKEN."""
     experiment: Annotated[str, Field(min_length=1, max_length=250)] = "compress"
     """Experiment of MLflow that the run belongs to; created if it does not exist."""
+    wandb: Annotated[str, Field(pattern=PROJECT)] | None = None
+    """Project of Weights & Biases, PROJECT or ENTITY/PROJECT. The run is written to the folder `wandb` of the run folder, and sent by
+    `wandb sync`; with WANDB_MODE=online in the environment it is sent at once, with the key in WANDB_API_KEY."""
     model: bool = True
     """Send the served model too, and not only figures and report."""
 
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> Self:
+        if self.mlflow is None and self.wandb is None:
+            raise ValueError("a place is needed: mlflow, wandb or both")
+        return self
+
     @field_validator("mlflow")
     @classmethod
-    def _without_credentials(cls, uri: str) -> str:
+    def _without_credentials(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
         if uri.startswith(SQLITE):
             if not uri.startswith(f"{SQLITE}/") or any(mark in uri for mark in "?#@"):
                 raise ValueError("the absolute path of a file is allowed after sqlite:///, without ?, # and @")

@@ -23,10 +23,12 @@ Settings = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
 Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
-TrackedServer = Annotated[
-    str | None, typer.Option("--mlflow", metavar="URI", help="Another server; default: the one that the run was sent to.")
+Uri = Annotated[str | None, typer.Option("--mlflow", metavar="URI", help="Another server; default: where the run was sent to.")]
+Tracked = Annotated[str, typer.Option("--experiment", metavar="NAME", help="With --mlflow: the experiment.")]
+Project = Annotated[
+    str | None,
+    typer.Option("--wandb", metavar="PROJECT", help="Another project of W&B: PROJECT or ENTITY/PROJECT."),
 ]
-TrackedExperiment = Annotated[str, typer.Option("--experiment", metavar="NAME", help="With --mlflow: the experiment.")]
 CheckedServer = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, as of bench --server.")
 ]

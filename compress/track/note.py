@@ -1,12 +1,18 @@
-"""`track.json` of a run folder: which run of the tracking server this run is, and what of it the server has.
+"""Notes of a run folder, one file for each place that the run is sent to: which run it is there, and what the place has of it.
 
-The file is no part of the chain of the run: it changes no digest of it. `compress track` and the next `compress run` send what is missing.
+    track.json         MLflow
+    track-wandb.json   Weights & Biases
+
+The files are no part of the chain of the run: they change no digest of it. `compress track` and the next `compress run` send what is
+missing.
 """
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -15,7 +21,7 @@ from foundation.artifacts.artifact import DamagedArtifact
 from foundation.core.errors import InputError
 from foundation.core.shown import reason
 
-FILE, SCHEMA = "track.json", 1
+SCHEMA = 1
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 """Statuses of runs in MLflow."""
 
@@ -45,13 +51,12 @@ class Tracked(BaseModel):
         self.id, self.sent, self.described = None, None, False
 
 
-class Note(BaseModel):
-    """The contents of track.json."""
+class Note(BaseModel, ABC):
+    """What the run came to, and what of it a place has."""
+
+    FILE: ClassVar[str]
 
     schema_: int = Field(SCHEMA, alias="schema")
-    mlflow: str
-    """URI of the server."""
-    experiment: str
     model: bool = True
     """Whether the served model is sent."""
     recipe: str
@@ -60,11 +65,11 @@ class Note(BaseModel):
     """Name of the run."""
     run: Tracked
     steps: dict[str, Tracked] = Field(default_factory=dict)
-    """The steps by id: nested runs."""
+    """The steps by id."""
     report: str | None = None
-    """sha256 of the report.json that the server has."""
+    """sha256 of the report.json that the place has."""
     served: str | None = None
-    """Digest of the served model that the server has."""
+    """Digest of the served model that the place has."""
 
     def end_all(self, status: Status, at_ms: int) -> None:
         """Notes that the run failed or was stopped, and so did the step that it was in."""
@@ -74,28 +79,84 @@ class Note(BaseModel):
         self.run.ends(status, at_ms)
 
     def forget(self) -> None:
-        """Forgets everything that the server had."""
+        """Forgets everything that the place had."""
         for tracked in (self.run, *self.steps.values()):
             tracked.forget()
         self.report = self.served = None
 
+    @property
+    @abstractmethod
+    def place(self) -> tuple[str, ...]:
+        """Where the run is sent to."""
 
-def read_note(folder: Path) -> Note | None:
-    """Returns the note of a run folder; None if the run was never tracked.
+
+class MlflowNote(Note):
+    """The contents of track.json."""
+
+    FILE: ClassVar[str] = "track.json"
+
+    mlflow: str
+    """URI of the server."""
+    experiment: str
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Server and experiment."""
+        return self.mlflow, self.experiment
+
+
+class WandbNote(Note):
+    """The contents of track-wandb.json."""
+
+    FILE: ClassVar[str] = "track-wandb.json"
+
+    wandb: str
+    """PROJECT or ENTITY/PROJECT."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The project."""
+        return (self.wandb,)
+
+
+N = TypeVar("N", bound=Note)
+
+
+def resumed(note: N, folder: Path) -> N:
+    """Returns the note that continues the run of a folder: of the same recipe, sent to the same place. Otherwise the new note.
+
+    Args:
+        note: Of a run that no place has.
+        folder: The run folder.
+    """
+    known = read_note(folder, type(note))
+    if known is None or (known.place, known.recipe) != (note.place, note.recipe):
+        return note
+    known.run.status, known.run.ended_ms, known.model = "RUNNING", None, note.model
+    return known
+
+
+def read_note(folder: Path, kind: type[N]) -> N | None:
+    """Returns the note of a run folder for one kind of place; None if the run was never sent to one.
 
     Raises:
         InputError: The file is damaged.
     """
-    file = folder / FILE
+    file = folder / kind.FILE
     if not file.exists():
         return None
     try:
-        return Note.model_validate(artifact.read_json(file))
+        return kind.model_validate(artifact.read_json(file))
     except (DamagedArtifact, ValidationError) as error:
         remedy = "remove the file: the run is then tracked as a new one"
         raise InputError(f"{file}", f"damaged ({reason(error)})", remedy=remedy) from error
 
 
 def write_note(folder: Path, note: Note) -> None:
-    """Writes the note of a run folder."""
-    artifact.write_json(folder / FILE, note.model_dump(mode="json", by_alias=True))
+    """Writes a note of a run folder."""
+    artifact.write_json(folder / note.FILE, note.model_dump(mode="json", by_alias=True))
+
+
+def now_ms() -> int:
+    """Returns the milliseconds since 1970."""
+    return int(time.time() * 1000)

@@ -10,7 +10,7 @@ from compress.report.evaluations import exported
 from compress.report.model.contents import Contents
 from compress.report.report import FILE, PAGE
 from compress.track.names import figures
-from compress.track.note import Note, Tracked
+from compress.track.note import MlflowNote, Tracked
 from compress.track.server import Server
 from foundation.artifacts import artifact, document
 from foundation.artifacts.artifact import Artifact
@@ -20,7 +20,7 @@ MODEL = "model"
 """Folder of the artifacts with the served model."""
 
 
-def send(server: Server, note: Note, folder: Path, save: Callable[[], None]) -> None:
+def send(server: Server, note: MlflowNote, folder: Path, save: Callable[[], None]) -> None:
     """Creates the runs that the server lacks, and sends settings, figures, report and model that it does not have.
 
     Args:
@@ -66,7 +66,7 @@ def _end(server: Server, tracked: Tracked, save: Callable[[], None]) -> None:
     save()
 
 
-def _send_report(server: Server, note: Note, folder: Path, save: Callable[[], None]) -> None:
+def _send_report(server: Server, note: MlflowNote, folder: Path, save: Callable[[], None]) -> None:
     """Sends every figure of report.json, the figures of each variant to the step that made it, the report itself, and the served model."""
     assert note.run.id is not None, "created before"
     digest = artifact.file_digest(folder / FILE)
@@ -87,7 +87,7 @@ def _send_report(server: Server, note: Note, folder: Path, save: Callable[[], No
         _send_model(server, note, open_run(folder), contents, save)
 
 
-def _send_model(server: Server, note: Note, run: Run, contents: Contents, save: Callable[[], None]) -> None:
+def _send_model(server: Server, note: MlflowNote, run: Run, contents: Contents, save: Callable[[], None]) -> None:
     assert note.run.id is not None, "created before"
     files = served_files(run, contents)
     digest = artifact.digest({place: file.sha256 for place, file in files.items()})

@@ -1,60 +1,104 @@
-"""Tracks a run while it goes on: one run of the tracking server with the steps as nested runs.
+"""Tracks a run while it goes on, in each place that the recipe names.
 
-`tracking` is entered around a run. The server has to be there when the run starts. If it goes away later, the run goes on: what happened is
-noted in `track.json`, the server is tried again every minute and at the end, and `compress track RUN` sends what is still missing.
+`tracking` is entered around a run. A place has to be there when the run starts. If it goes away later, the run goes on: what happened is
+noted in a file of the run folder, the place is tried again every minute and at the end, and `compress track RUN` sends what is missing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from compress.recipe import Recipe, dump, untracked
+from compress.track.mlflow_runs import MlflowRuns, check_mlflow
 from compress.track.names import settings
-from compress.track.note import Note, Status, Tracked, read_note, write_note
-from compress.track.send import send
-from compress.track.server import Server, TrackingFailure, check_place, connect, unreachable
-from compress.track_settings import SQLITE, Track
-from foundation.artifacts import artifact
+from compress.track.note import Note, Status, Tracked, now_ms
+from compress.track.server import TrackingFailure
+from compress.track.wandb_runs import WandbRuns, check_wandb
+from compress.track_settings import Track
 from foundation.artifacts.artifact import MANIFEST, Artifact
+from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.shown import pasted
 
 SECONDS_BETWEEN_TRIES = 60.0
-"""Seconds until a server that was away is tried again."""
+"""Seconds until a place that was away is tried again."""
+
+
+class Place(Protocol):
+    """Where a run is sent to."""
+
+    @property
+    def note(self) -> Note:
+        """What the run came to, and what of it the place has; kept in a file of the run folder."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def shown(self) -> str:
+        """The run there, for one line."""
+
+    def resume(self) -> str | None:
+        """Looks whether the place still has the run, and forgets it if not; returns the line about that.
+
+        Raises:
+            TrackingFailure: The place does not answer.
+        """
+
+    def send(self) -> None:
+        """Sends what the place lacks, in an order that can be broken off anywhere.
+
+        Raises:
+            TrackingFailure: The place did not take a part; the parts before it are noted.
+        """
+
+    def save(self) -> None:
+        """Writes the note."""
+
+    def refusal(self, failure: TrackingFailure) -> InputError:
+        """Returns the error of a place that takes nothing when a run starts, or when `compress track` sends it."""
 
 
 class Tracking:
-    """A run that is tracked.
+    """A run that is tracked in one place.
 
     Args:
         folder: The run folder.
-        note: What the run came to, and what of it the server has.
-        server: The server.
-        progress: Where it is said that the server is away.
+        place: Where it is sent to.
+        progress: Where a place that is away is reported.
     """
 
-    def __init__(self, folder: Path, note: Note, server: Server, progress: ConsoleProgress) -> None:
-        self.note = note
-        self._folder, self._server, self._progress = folder, server, progress
+    def __init__(self, folder: Path, place: Place, progress: ConsoleProgress) -> None:
+        self._folder, self._place, self._progress = folder, place, progress
         self._running: str | None = None
         self._failure: TrackingFailure | None = None
         self._next_try = 0.0
 
+    @property
+    def note(self) -> Note:
+        """What the run came to, and what of it the place has."""
+        return self._place.note
+
     def begin(self) -> None:
-        """Creates the run of the server, or resumes it.
+        """Creates the run in its place, or resumes it.
 
         Raises:
-            TrackingFailure: The server does not answer.
+            InputError: The place does not answer.
         """
-        known = self.note.run.id
-        if known is not None and not self._server.has(known):
-            self._progress.log(f"tracking: {self._server.uri} no longer has the run {known}; a new one is created")
-            self.note.forget()
-        self._send()
-        self._progress.log(f"tracking: run {self.note.run.id} of the experiment {self.note.experiment}, {self._server.uri}")
+        try:
+            line = self._place.resume()
+            if line is not None:
+                self._progress.log(f"tracking: {line}")
+            self._place.send()
+        except TrackingFailure as failure:
+            raise self._place.refusal(failure) from failure
+        self._place.save()
+        self._progress.log(f"tracking: {self._place.shown}")
 
     def started(self, step: str) -> None:
         """Notes that a step runs; may be called again while it does."""
@@ -81,29 +125,23 @@ class Tracking:
         self._try(last=True)
 
     def _note(self, step: str, tracked: Tracked) -> None:
-        """Notes what a step came to; its run of the server stays the same."""
+        """Notes what a step came to; its run in the place stays the same."""
         known = self.note.steps.get(step)
         if known is not None:
             tracked.id, tracked.sent = known.id, known.sent
         self.note.steps[step] = tracked
         self._try()
 
-    def _send(self) -> None:
-        send(self._server, self.note, self._folder, self._save)
-
-    def _save(self) -> None:
-        write_note(self._folder, self.note)
-
     def _try(self, last: bool = False) -> None:
-        """Sends what is missing, unless the server was away within the last minute."""
-        self._save()
+        """Sends what is missing, unless the place was away within the last minute."""
+        self._place.save()
         if not last and time.monotonic() < self._next_try:
             return
         try:
-            self._send()
+            self._place.send()
         except TrackingFailure as failure:
             self._next_try = time.monotonic() + SECONDS_BETWEEN_TRIES
-            line = f"tracking: {self._server.uri} does not take what is sent ({failure})"
+            line = f"tracking: {self._place.name} does not take what is sent ({failure})"
             if last:
                 self._progress.warn(f"{line}; the run is not affected, and `{pasted('compress', 'track', self._folder)}` sends the rest")
             elif self._failure is None:
@@ -111,12 +149,43 @@ class Tracking:
             self._failure = failure
         else:
             if self._failure is not None:
-                self._progress.log(f"tracking: {self._server.uri} is there again; it has everything")
+                self._progress.log(f"tracking: {self._place.name} is there again; it has everything")
             self._failure = None
 
 
+class Trackings:
+    """A run that is tracked in any number of places.
+
+    Args:
+        places: The places.
+    """
+
+    def __init__(self, places: Sequence[Tracking] = ()) -> None:
+        self._places = places
+
+    def started(self, step: str) -> None:
+        """Notes that a step runs; may be called again while it does."""
+        for place in self._places:
+            place.started(step)
+
+    def done(self, step: str, made: Artifact, cached: bool) -> None:
+        """Notes the artifact of a step, and whether it came from the cache."""
+        for place in self._places:
+            place.done(step, made, cached)
+
+    def finished(self) -> None:
+        """Notes that the run has finished, and sends its report."""
+        for place in self._places:
+            place.finished()
+
+    def ended(self, status: Status) -> None:
+        """Notes that the run failed or was stopped, and the step that it was in."""
+        for place in self._places:
+            place.ended(status)
+
+
 @contextmanager
-def tracking(recipe: Recipe, folder: Path, progress: ConsoleProgress, first: bool) -> Iterator[Tracking | None]:
+def tracking(recipe: Recipe, folder: Path, progress: ConsoleProgress, first: bool) -> Iterator[Trackings]:
     """Tracks the run in the block, if its recipe has a `track`; an exception ends the tracked run as failed, or as killed.
 
     Args:
@@ -126,22 +195,35 @@ def tracking(recipe: Recipe, folder: Path, progress: ConsoleProgress, first: boo
         first: Whether this is the first process of the run; the others track nothing.
 
     Raises:
-        InputError: The server does not answer, or its package is not installed; nothing has run.
+        InputError: A place does not answer, or its package is not installed; nothing has run.
     """
     if recipe.track is None or not first:
-        yield None
+        yield Trackings()
         return
-    server = connect(recipe.track.mlflow)
-    tracked = Tracking(folder, begun(recipe, recipe.track, folder), server, progress)
+    tracked = [Tracking(folder, place, progress) for place in _places(dump(untracked(recipe)), recipe.track, folder)]
+    begun = list[Tracking]()
     try:
-        tracked.begin()
-    except TrackingFailure as failure:
-        raise unreachable(server.uri, failure) from failure
-    try:
-        yield tracked
+        for one in tracked:
+            one.begin()
+            begun.append(one)
+        yield Trackings(begun)
     except BaseException as error:
-        tracked.ended("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        Trackings(begun).ended("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
+
+
+def _places(plain: dict[str, object], track: Track, folder: Path) -> Iterator[Place]:
+    """Yields the places of a run that starts, or resumes.
+
+    Args:
+        plain: The recipe as plain data, without `track`.
+        track: Where it is tracked.
+        folder: The run folder.
+    """
+    if track.mlflow is not None:
+        yield MlflowRuns.begun(plain, track, folder)
+    if track.wandb is not None:
+        yield WandbRuns.begun(plain, track, folder)
 
 
 def step_of(made: Artifact) -> Tracked:
@@ -154,46 +236,13 @@ def step_of(made: Artifact) -> Tracked:
     return Tracked(started_ms=started, ended_ms=ended, status="FINISHED", settings=settings(manifest["config"]), numbers=numbers)
 
 
-def begun(recipe: Recipe, track: Track, folder: Path) -> Note:
-    """Returns the note of a run that starts, or resumes: a run of the same recipe in the same folder is one run of the server."""
-    plain = dump(untracked(recipe))
-    fresh = new_note(plain, track)
-    known = read_note(folder)
-    if known is None or (known.mlflow, known.experiment, known.recipe) != (fresh.mlflow, fresh.experiment, fresh.recipe):
-        return fresh
-    known.run.status, known.run.ended_ms, known.model = "RUNNING", None, track.model
-    return known
-
-
-def new_note(plain: Mapping[str, object], track: Track) -> Note:
-    """Returns the note of a run that the server does not know.
-
-    Args:
-        plain: The recipe as plain data, without `track`.
-        track: Where it is tracked.
-    """
-    run = Tracked(started_ms=now_ms(), settings=settings(plain))
-    return Note(
-        mlflow=track.mlflow, experiment=track.experiment, model=track.model, recipe=artifact.digest(plain), name=str(plain["name"]), run=run
-    )
-
-
 def check_server(track: Track) -> None:
-    """Checks that a tracking server answers; creates nothing there, and no database file.
+    """Checks that each place can be sent to; creates nothing there, and no database file.
 
     Raises:
-        InputError: It does not, or its package is not installed.
+        InputError: One does not answer, or its package is not installed.
     """
-    check_place(track.mlflow)
-    if track.mlflow.startswith(SQLITE) and not Path(track.mlflow.removeprefix(SQLITE)).exists():
-        return
-    server = connect(track.mlflow)
-    try:
-        server.check(track.experiment)
-    except TrackingFailure as failure:
-        raise unreachable(server.uri, failure) from failure
-
-
-def now_ms() -> int:
-    """Returns the milliseconds since 1970."""
-    return int(time.time() * 1000)
+    if track.mlflow is not None:
+        check_mlflow(track.mlflow, track.experiment)
+    if track.wandb is not None:
+        check_wandb()

@@ -56,6 +56,24 @@ def test_other_addresses_are_refused(uri: str) -> None:
     assert "sqlite:///" in caught.value.problems[0].allowed
 
 
+@pytest.mark.parametrize("project", ["", "a/b/c", "/a", "../a", "a b", "https://me:pw@wandb.example/a", "-a"])
+def test_projects_are_names(project: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(RAW | {"track": {"wandb": project}})
+    assert caught.value.problems[0].key == "track.wandb"
+
+
+def test_a_place_is_needed() -> None:
+    for track in ({}, {"experiment": "x"}, {"mlflow": None}):
+        with pytest.raises(InputError) as caught:
+            check(RAW | {"track": track})
+        [problem] = caught.value.problems
+        assert (problem.key, "wandb" in problem.allowed) == ("track", True)
+    both = check(RAW | {"track": {"mlflow": "http://127.0.0.1:5000", "wandb": "team/project.a"}}).track
+    assert both is not None
+    assert both.wandb == "team/project.a"
+
+
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "https://mlflow.example/team/a", "http://[::1]:5000", "sqlite:////tmp/a b.db"])
 def test_addresses_are_taken_as_they_are(uri: str) -> None:
     track = check(RAW | {"track": {"mlflow": uri}}).track

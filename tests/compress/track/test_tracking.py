@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,21 +24,14 @@ from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.search.search import search
 from compress.track.names import figures
-from compress.track.note import FILE, read_note
+from compress.track.note import MlflowNote, read_note
 from compress.track_settings import Track
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from tests.compress.search.tiny import tiny_search
-from tests.tiny_recipes import tiny_vit
+from tests.compress.track.tiny_run import RAW, STEPS
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
-
-RAW: dict[str, Any] = {
-    **tiny_vit("tiny"),
-    "target": {"engines": ["openvino"], "batch_sizes": [1]},
-    "stages": [{"finetune": {"epochs": 0.05, "learning_rate": 1e-3}}, {"export": {}}],
-}
-STEPS = {"model", "finetune", "evaluate-finetune", "export", "latency"}
 
 
 @dataclass(frozen=True)
@@ -64,21 +58,16 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     root = tmp_path_factory.mktemp("tracked")
+    shutil.copytree(finished_run, root / "run", symlinks=True)
     uri = f"sqlite:///{root / 'mlflow.db'}"
     return Place(uri, MlflowClient(tracking_uri=uri), root / "run")
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> Outcome:
-    """The run, finished without `track`."""
-    return run(check(RAW), place.folder, progress=ConsoleProgress("silent"))
-
-
-@pytest.fixture(scope="module")
-def tracked(place: Place, finished: Outcome) -> Outcome:
-    """The same run with `track`."""
+def tracked(place: Place) -> Outcome:
+    """The finished run with `track`."""
     return run(place.recipe("whole"), place.folder, progress=ConsoleProgress("silent"))
 
 
@@ -127,7 +116,7 @@ def test_a_resumed_run_stays_one_run_and_nothing_is_sent_twice(place: Place, tra
     assert len(place.runs("whole")) == 1 + len(STEPS)
     assert len(place.client.get_metric_history(before, "variants/finetune/parameters")) == 1
     assert root.data.tags["created"] == again.contents.created
-    assert FILE not in {entry.path for entry in again.contents.integrity.files}
+    assert MlflowNote.FILE not in {entry.path for entry in again.contents.integrity.files}
 
 
 def test_a_failed_run_ends_as_failed_and_so_does_its_step(place: Place, tracked: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,17 +210,17 @@ def test_a_run_that_the_server_lost_is_sent_again(place: Place, tracked: Outcome
 
 def test_a_killed_run_ends_as_killed(place: Place, tracked: Outcome) -> None:
     run(place.recipe("killed"), place.folder, progress=ConsoleProgress("silent"))
-    note = json.loads((place.folder / FILE).read_text(encoding="utf-8"))
+    note = json.loads((place.folder / MlflowNote.FILE).read_text(encoding="utf-8"))
     note["run"] |= {"status": "RUNNING", "sent": "RUNNING", "ended_ms": None}
     note["steps"]["latency"] |= {"status": "RUNNING", "sent": "RUNNING", "ended_ms": None}
-    (place.folder / FILE).write_text(json.dumps(note), encoding="utf-8")
+    (place.folder / MlflowNote.FILE).write_text(json.dumps(note), encoding="utf-8")
     track(place.folder, progress=ConsoleProgress("silent"))
     assert [one.info.status for one in place.roots("killed")] == ["KILLED"]
     assert place.nested("killed")["latency"].info.status == "KILLED"
 
 
 def test_a_finished_run_can_be_sent_later(place: Place, tracked: Outcome, tmp_path: Path) -> None:
-    (place.folder / FILE).unlink()
+    (place.folder / MlflowNote.FILE).unlink()
     with pytest.raises(InputError) as caught:
         track(place.folder)
     assert "--mlflow" in caught.value.problems[0].remedy
@@ -255,7 +244,7 @@ def test_a_server_that_does_not_answer_is_found_before_anything_runs(tmp_path: P
         [problem] = caught.value.problems
         assert problem.key == "track.mlflow"
         assert "Connection refused" in problem.given
-    assert read_note(tmp_path / "a") is None
+    assert read_note(tmp_path / "a", MlflowNote) is None
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -296,7 +285,7 @@ def test_credentials_of_the_environment_stand_in_no_file(place: Place, tracked: 
         monkeypatch.setenv(name, value)
     run(place.recipe("secret"), place.folder, start="latency", progress=ConsoleProgress("silent"))
     files = [path for path in place.folder.rglob("*") if path.is_file()]
-    assert {"recipe.lock.yaml", "log.txt", "report.json", "report.html", FILE} <= {path.name for path in files}
+    assert {"recipe.lock.yaml", "log.txt", "report.json", "report.html", MlflowNote.FILE} <= {path.name for path in files}
     assert not [path for path in files for value in secrets.values() if value.encode() in path.read_bytes()]
 
 
