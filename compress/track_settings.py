@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from foundation.core.config import Config
+from foundation.core.otlp import ADDRESS, endpoint_of
 
 SQLITE = "sqlite:///"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN,"
 """Environment variables that MLflow reads by itself."""
-ADDRESS = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[\w./~%-]*)?")
 
 
 PROJECT = r"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -32,7 +31,7 @@ def absolute(uri: str, folder: Path) -> str:
 class Track(Config):
     """Where `compress run` sends a run to, at least one place; see `docs/how-to/track-runs.md`. Changes no result and no cache key."""
 
-    LATER: ClassVar[tuple[str, ...]] = ("mlflow", "wandb")
+    LATER: ClassVar[tuple[str, ...]] = ("mlflow", "wandb", "otlp")
 
     mlflow: str | None = None
     """URI of an MLflow server, http://HOST:PORT or https://HOST, or of a database file, sqlite:///FILE (relative to the recipe). User name,
@@ -43,14 +42,24 @@ class Track(Config):
     wandb: Annotated[str, Field(pattern=PROJECT)] | None = None
     """Project of Weights & Biases, PROJECT or ENTITY/PROJECT. The run is written to the folder `wandb` of the run folder, and sent by
     `wandb sync`; with WANDB_MODE=online in the environment it is sent at once, with the key in WANDB_API_KEY."""
+    otlp: str | None = None
+    """Address of a collector of OpenTelemetry, http://HOST:PORT or https://HOST, that takes OTLP over HTTP: the run is a trace, its steps
+    are spans. Credentials are read from the environment alone: OTEL_EXPORTER_OTLP_HEADERS."""
     model: bool = True
     """Send the served model too, and not only figures and report."""
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> Self:
-        if self.mlflow is None and self.wandb is None:
-            raise ValueError("a place is needed: mlflow, wandb or both")
+        if self.mlflow is None and self.wandb is None and self.otlp is None:
+            raise ValueError("a place is needed: mlflow, wandb or otlp")
         return self
+
+    @field_validator("otlp")
+    @classmethod
+    def _is_an_address(cls, address: str | None) -> str | None:
+        if address is not None:
+            endpoint_of(address)
+        return address
 
     @field_validator("mlflow")
     @classmethod

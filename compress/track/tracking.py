@@ -17,6 +17,7 @@ from compress.track.mlflow_runs import MlflowRuns, check_mlflow
 from compress.track.names import settings
 from compress.track.note import Note, Status, Tracked, now_ms
 from compress.track.server import TrackingFailure
+from compress.track.trace_runs import TraceRuns, check_otlp
 from compress.track.wandb_runs import WandbRuns, check_wandb
 from compress.track_settings import Track
 from foundation.artifacts.artifact import MANIFEST, Artifact
@@ -153,6 +154,22 @@ class Tracking:
             self._failure = None
 
 
+class Tracker(Protocol):
+    """A run that is tracked in some way."""
+
+    def started(self, step: str) -> None:
+        """Notes that a step runs; may be called again while it does."""
+
+    def done(self, step: str, made: Artifact, cached: bool) -> None:
+        """Notes the artifact of a step, and whether it came from the cache."""
+
+    def finished(self) -> None:
+        """Notes that the run has finished."""
+
+    def ended(self, status: Status) -> None:
+        """Notes that the run failed or was stopped, and the step that it was in."""
+
+
 class Trackings:
     """A run that is tracked in any number of places.
 
@@ -160,7 +177,7 @@ class Trackings:
         places: The places.
     """
 
-    def __init__(self, places: Sequence[Tracking] = ()) -> None:
+    def __init__(self, places: Sequence[Tracker] = ()) -> None:
         self._places = places
 
     def started(self, step: str) -> None:
@@ -200,12 +217,16 @@ def tracking(recipe: Recipe, folder: Path, progress: ConsoleProgress, first: boo
     if recipe.track is None or not first:
         yield Trackings()
         return
-    tracked = [Tracking(folder, place, progress) for place in _places(dump(untracked(recipe)), recipe.track, folder)]
-    begun = list[Tracking]()
+    plain, begun = dump(untracked(recipe)), list[Tracker]()
+    if recipe.track.otlp is not None:
+        check_otlp()
+    tracked = [Tracking(folder, place, progress) for place in _places(plain, recipe.track, folder)]
     try:
         for one in tracked:
             one.begin()
             begun.append(one)
+        if recipe.track.otlp is not None:
+            begun.append(TraceRuns.begun(plain, recipe.track, folder, progress))
         yield Trackings(begun)
     except BaseException as error:
         Trackings(begun).ended("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
@@ -246,3 +267,5 @@ def check_server(track: Track) -> None:
         check_mlflow(track.mlflow, track.experiment)
     if track.wandb is not None:
         check_wandb()
+    if track.otlp is not None:
+        check_otlp()
