@@ -9,9 +9,9 @@ This file has the settings of `apply_chat_template` of Transformers:
     tags         break and continue; generation, which marks what a model is trained on and is rendered as it is
     filters      tojson writes letters outside ASCII and HTML as they are
     names        raise_exception(message), strftime_now(format), dict and namespace
-    variables    messages, add_generation_prompt, the named special tokens; tools and documents are None
+    variables    messages, add_generation_prompt, tools or None, the named special tokens; documents is None
 
-Left out: tools, documents, continuation of the last message, reasoning next to the content of a message.
+Left out: documents, continuation of the last message, reasoning next to the content of a message.
 """
 
 from __future__ import annotations
@@ -19,14 +19,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-Render = Callable[[Sequence[Mapping[str, str]], bool], str]
+Message = Mapping[str, Any]
+"""A message: role, content, and what a template reads besides, such as tool_calls."""
+Tool = Mapping[str, Any]
+"""A function that a model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+
+class Render(Protocol):
+    """Renders conversations."""
+
+    def __call__(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> str:
+        """Returns a conversation as text; raises `TemplateRefused` where the template refuses it or fails."""
 
 
 class TemplateRefused(ValueError):
@@ -34,7 +44,7 @@ class TemplateRefused(ValueError):
 
 
 def compiled(template: str, special_tokens: Mapping[str, str]) -> Render:
-    """Returns the function that renders conversations: `render(messages, add_generation_prompt)`.
+    """Returns the function that renders conversations.
 
     Args:
         template: The Jinja program.
@@ -48,17 +58,26 @@ def compiled(template: str, special_tokens: Mapping[str, str]) -> Render:
     except Exception as error:  # a template is a program of others: whatever it raises is its refusal
         raise TemplateRefused(_line(error)) from error
 
-    def render(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def render(messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> str:
         if not messages:
             raise TemplateRefused("there is no message")
         copied = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        given = {"messages": copied, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        given = {"messages": copied, "tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
             return program.render(**given, **special_tokens)
         except Exception as error:  # as above
             raise TemplateRefused(_line(error)) from error
 
     return render
+
+
+def names_tools(template: str) -> bool:
+    """Whether a template reads `tools`; False for one that is not valid Jinja."""
+    try:
+        program = _environment().parse(template)
+    except jinja2.TemplateError:
+        return False
+    return any(one.name == "tools" and one.ctx == "load" for one in program.find_all(jinja2.nodes.Name))
 
 
 def _line(error: Exception) -> str:

@@ -20,8 +20,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .chat_template import Render, TemplateRefused, compiled
+from .chat_template import Message, Render, TemplateRefused, Tool, compiled, names_tools
 
+CALL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+"""What marks calls of functions in an answer; special tokens in some tokenizers."""
 TOKENIZER, SETTINGS = "tokenizer.json", "chat.json"
 CLEANED_LETTERS = 8
 """Letters at the end of a text that later tokens may change where spaces before punctuation are removed."""
@@ -79,10 +81,24 @@ class LanguageText:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, without special tokens."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return self._cleaned(text)
+
+    def _cleaned(self, text: str) -> str:
         if self.settings.clean_up:
             for old, new in CLEANED:
                 text = text.replace(old, new)
         return text
+
+    def decode_calls(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, without special tokens but `CALL_MARKS`."""
+        text: str = self.tokenizer.decode([one for one in ids if one not in self._unwritten], skip_special_tokens=False)
+        return self._cleaned(text)
+
+    @cached_property
+    def _unwritten(self) -> frozenset[int]:
+        """Special tokens that mark no call."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, one in added.items() if one.special and one.content not in CALL_MARKS)
 
     @property
     def held_letters(self) -> int:
@@ -94,15 +110,20 @@ class LanguageText:
         """Whether conversations can be written as text."""
         return self.settings.chat_template is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether functions that the model may call can be written as text."""
+        return self.settings.chat_template is not None and names_tools(self.settings.chat_template)
+
+    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] = ()) -> str:
         """Returns a conversation as text.
 
         Raises:
             TemplateRefused: There is no template, or it does not take these messages.
         """
-        return self._render(messages, add_generation_prompt)
+        return self._render(messages, add_generation_prompt, tools)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of a conversation that the model continues.
 
         Raises:

@@ -34,7 +34,8 @@ from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
 from triton_repo.front.limits import GRACE_SECONDS
 from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.limits import REQUEST_SECONDS
-from triton_repo.generation.served.request import FIELDS, INPUT_IDS, MESSAGES, TEXT
+from triton_repo.generation.served.messages import MESSAGES
+from triton_repo.generation.served.request import FIELDS, INPUT_IDS, TEXT
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferResult

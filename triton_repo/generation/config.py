@@ -20,7 +20,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from foundation.core.json_value import Json
 from triton_repo.config import check_name
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.generation.served.request import FIELDS, INPUT_IDS, JSON_SCHEMA, MESSAGES, REGEX, STOP, STOP_TOKENS, TEXT
+from triton_repo.generation.served.messages import MESSAGES, TOOLS
+from triton_repo.generation.served.request import FIELDS, INPUT_IDS, JSON_SCHEMA, REGEX, STOP, STOP_TOKENS, TEXT
 
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
@@ -35,6 +36,7 @@ OUTPUTS: Mapping[str, tuple[str, int, str]] = {
 PROMPTS: Mapping[str, tuple[str, int, str]] = {
     TEXT: ("TYPE_STRING", 1, "prompt"),
     MESSAGES: ("TYPE_STRING", 1, 'or a conversation, JSON: [{"role": "user", "content": "..."}]'),
+    TOOLS: ("TYPE_STRING", 1, "functions that the answer to a conversation may call, JSON; for a chat template that mentions tools"),
     INPUT_IDS: ("TYPE_INT64", -1, "or token ids"),
     STOP: ("TYPE_STRING", -1, "texts that end the answer; they are not part of it"),
     STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides the model's own"),

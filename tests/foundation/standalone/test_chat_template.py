@@ -164,6 +164,102 @@ def test_the_templates_above_render_and_are_refused() -> None:
     assert str(datetime.now().year) in str(rendered["headers and date"][0])
 
 
+HERMES = """
+{%- if tools %}
+    {{- '<|im_start|>system\n<tools>' }}
+    {%- for tool in tools %}
+        {{- "\n" }}{{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == "tool" %}
+        {{- '<tool_response>' + m.content + '</tool_response>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\n' + m.content }}
+        {%- for call in m.tool_calls %}
+            {{- '\n<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}{{- '}</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+LLAMA = """{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if tools is not none %}{%- for t in tools %}{{- t | tojson(indent=4) }}{%- endfor %}{%- endif %}
+{%- for m in messages %}
+    {%- if 'tool_calls' in m %}
+        {%- if m.tool_calls | length != 1 %}{{- raise_exception("This model only supports single tool-calls at once!") }}{%- endif %}
+        {{- '{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}
+        {{- m.tool_calls[0].function.arguments | tojson }}{{- '}' }}
+    {%- elif m.role == 'tool' %}
+        {{- {"output": m.content} | tojson }}
+    {%- else %}
+        {{- m.content }}
+    {%- endif %}
+{%- endfor %}"""
+MISTRAL = """{%- if tools is defined and tools is not none %}[AVAILABLE_TOOLS] [
+{%- for tool in tools %}{{- '{"type": "function", "function": {' }}
+    {%- for key, value in tool.function.items() %}{{- '"' + key + '": ' + (value | tojson) + ', ' }}{%- endfor %}{{- '}}' }}
+{%- endfor %}][/AVAILABLE_TOOLS]{%- endif %}
+{%- for m in messages %}
+    {%- if m.tool_calls is defined and m.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}{{- call.function | tojson }}
+        {%- if call.id | length != 9 %}{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{%- endif %}
+        {%- endfor %}{{- ']' }}
+    {%- elif m.role == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + m.content + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- '[INST] ' + m.content + '[/INST]' }}
+    {%- endif %}
+{%- endfor %}"""
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "Gr\u00fc\u00dfe <b>"}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def call(number: int) -> dict[str, Any]:
+    return {"id": "a" * number, "type": "function", "function": {"name": "weather", "arguments": {"city": "Troms\u00f8"}}}
+
+
+CALLED: dict[str, list[dict[str, Any]]] = {
+    "question": [{"role": "user", "content": "Rain?"}],
+    "call": [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "", "tool_calls": [call(9)]},
+        {"role": "tool", "content": "3", "tool_call_id": "a" * 9, "name": "weather"},
+    ],
+    "calls": [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call(8), call(9)]}],
+}
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, MISTRAL])
+def test_functions_and_calls_are_written_as_transformers_writes_them(template: str) -> None:
+    known = transformers(template)
+    ours = of_transformers(known)
+    assert ours.takes_tools
+    prompts = 0
+    for messages in CALLED.values():
+        for tools in ([], TOOLS):
+            try:
+                expected = known.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
+            except jinja2.TemplateError as error:
+                with pytest.raises(TemplateRefused, match=str(error)):
+                    ours.apply_chat_template(messages, tools=tools)
+                continue
+            prompts += 1
+            assert ours.apply_chat_template(messages, tools=tools) == expected
+            assert ("weather" in expected) == (bool(tools) or len(messages) > 1)
+    assert prompts >= 4
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_that_know_no_functions_are_seen(name: str) -> None:
+    assert of_transformers(transformers(TEMPLATES[name], **SPECIAL)).takes_tools == ("tools" in TEMPLATES[name])
+
+
 def test_special_tokens_that_a_tokenizer_lacks_are_undefined() -> None:
     template = "{{ bos_token }}|{{ eos_token is defined }}|{{ messages[0].content }}"
     known = transformers(template, eos_token="<end>")

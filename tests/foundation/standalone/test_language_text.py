@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import write_json
 from foundation.measure.probes import PROBES
-from foundation.standalone.language_text import CLEANED_LETTERS, SETTINGS, LanguageText
+from foundation.standalone.language_text import CLEANED_LETTERS, SETTINGS, LanguageText, TextSettings
 
 TEXTS = ["in 1999 the    12 men   and 5     5 x  10 women ran", "    return  1\n        if x ==  2:\n", "Gr\u00fc\u00dfe , isn't it ?"]
 BYTES, PIECES = "bytes", "pieces"
@@ -53,6 +53,18 @@ KINDS = {BYTES: digits_apart(), PIECES: word_pieces()}
 
 def known(kind: str, **settings: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=KINDS[kind], eos_token="</s>", pad_token="</s>", **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marks_of_calls_are_text_only_where_calls_are_read(kind: str) -> None:
+    made = Tokenizer.from_str(KINDS[kind].to_str())
+    made.add_special_tokens(["[TOOL_CALLS]", "<other>"])
+    text = LanguageText(made, TextSettings())
+    ids = [*text.encode("men ran", add_special_tokens=False), *map(made.token_to_id, ("<other>", "[TOOL_CALLS]", "</s>"))]
+    assert "[TOOL_CALLS]" not in text.decode(ids)
+    assert text.decode_calls(ids).replace(" ", "") == text.decode(ids).replace(" ", "") + "[TOOL_CALLS]"
+    plain = text.encode("in 1999 the men", add_special_tokens=False)
+    assert text.decode_calls(plain) == text.decode(plain)
 
 
 def written(folder: Path, tokenizer: PreTrainedTokenizerFast) -> LanguageText:

@@ -325,7 +325,6 @@ def test_token_ids_are_a_prompt(served: Any) -> None:
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs: 2 given without logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"extra_body": {"structured_outputs": {"grammar": "start: /a/"}}}, "structured_outputs.grammar"),

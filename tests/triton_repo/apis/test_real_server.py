@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -15,6 +16,7 @@ from tests.triton_repo.generation.served_language import PAGED, STATEFUL, langua
 from triton_repo import environment, layout
 from triton_repo.service import Service
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -48,6 +50,16 @@ def test_completions_are_the_answers_over_grpc(language: Service, model: str, st
         assert parts[-1].choices[0].finish_reason == "length"
         if not stream:
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 25)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"logprobs": True}, "LOGPROBS: not offered by OpenVINO GenAI"), ({"tools": [TOOL]}, "TOOLS: the chat template of this model")],
+)
+def test_what_openvino_genai_and_a_template_cannot_do_is_refused(language: Service, given: Any, named: str) -> None:
+    client = openai.OpenAI(base_url=f"http://{language.http_address}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=named):
+        client.chat.completions.create(model=PAGED, messages=[{"role": "user", "content": "a"}], **given)
 
 
 def test_labels_are_those_of_the_engine(classifiers: Service) -> None:

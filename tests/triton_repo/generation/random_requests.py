@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from triton_repo.generation.served.messages import MESSAGES
 from triton_repo.generation.served.request import (
     CHAT,
     FIELDS,
     INPUT_IDS,
     MAX_STOP_LETTERS,
     MAX_STOPS,
-    MESSAGES,
     PENALTIES,
     SAMPLING,
     STOP,

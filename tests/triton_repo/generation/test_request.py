@@ -25,10 +25,14 @@ class Letters:
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode()
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def decode_calls(self, ids: list[int]) -> str:
+        return self.decode(ids)
+
+    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool, tools: Any) -> str:
         if messages[0]["role"] == "nobody":
             raise TemplateRefused("nobody speaks")
-        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<a>" * add_generation_prompt
+        written = "".join(f"<{one['role']}>{one['content']}{json.dumps(one.get('tool_calls', ''))}" for one in messages)
+        return (json.dumps(tools) if tools else "") + written.replace('""', "") + "<a>" * add_generation_prompt
 
 
 def texts(*values: str | bytes) -> np.ndarray:
@@ -102,6 +106,49 @@ def test_wrong_inputs_are_refused_by_name(inputs: dict[str, Any], words: str | N
         asked(**inputs)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+FUNCTIONS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+MADE = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+CALLED = [
+    {"role": "u", "content": "x"},
+    {"role": "a", "content": "", "tool_calls": [MADE]},
+    {"role": "tool", "content": "y", "tool_call_id": "1", "name": "f"},
+]
+CALLS = Limits(context=640, vocabulary=100, seconds=30.0, chat=True, beams=True, tools=True)
+
+
+def test_functions_and_calls_go_through_the_chat_template() -> None:
+    found = asked(CALLS, MESSAGES=texts(json.dumps(CALLED)), TOOLS=texts(json.dumps(FUNCTIONS)))
+    expected = f"{json.dumps(FUNCTIONS)}<u>x<a>{json.dumps([MADE])}<tool>y<a>"
+    assert found.prompt.tolist() == [one % 100 for one in expected.encode()]
+    assert found.calls
+    assert not asked(CALLS, MESSAGES=texts(json.dumps(CALLED))).calls
+    assert asked(CALLS, TEXT=texts("x"), CHAT=[True], TOOLS=texts(json.dumps(FUNCTIONS))).calls
+
+
+@pytest.mark.parametrize(
+    ("limits", "inputs", "words"),
+    [
+        (LIMITS, {"MESSAGES": CALLED[:1], "TOOLS": FUNCTIONS}, "TOOLS: the chat template of this model does not mention tools"),
+        (LIMITS, {"MESSAGES": CALLED}, "MESSAGES: message 1 is about a call; the chat template of this model does not mention tools"),
+        (CALLS, {"TEXT": "x", "TOOLS": FUNCTIONS}, "TOOLS given with TEXT"),
+        (CALLS, {"INPUT_IDS": [1], "TOOLS": FUNCTIONS}, "TOOLS given with INPUT_IDS"),
+        (CALLS, {"MESSAGES": CALLED, "TOOLS": {}}, "TOOLS: a JSON list"),
+        (CALLS, {"MESSAGES": CALLED, "TOOLS": [{"type": "function", "function": {}}]}, "tool 0 is not like that"),
+        (CALLS, {"MESSAGES": CALLED, "TOOLS": ["\ud800"]}, "TOOLS: holds half a surrogate pair"),
+        (CALLS, {"MESSAGES": [{**CALLED[1], "tool_calls": []}]}, "message 0 is not like that"),
+        (CALLS, {"MESSAGES": [{**CALLED[1], "tool_calls": [{**MADE, "function": {"name": "f", "arguments": "{}"}}]}]}, "message 0"),
+        (CALLS, {"MESSAGES": [{**CALLED[2], "name": 1}]}, "message 0 is not like that"),
+    ],
+)
+def test_wrong_functions_and_calls_are_refused_by_name(limits: Limits, inputs: dict[str, Any], words: str) -> None:
+    given = {
+        name: value if name == "INPUT_IDS" else texts(value if name == "TEXT" else json.dumps(value)) for name, value in inputs.items()
+    }
+    with pytest.raises(Refused) as refused:
+        asked(limits, **given)
+    assert words in str(refused.value)
 
 
 def test_models_without_template_or_search_say_so() -> None:

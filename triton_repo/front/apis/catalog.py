@@ -24,7 +24,7 @@ from triton_repo.front.inference import Inference
 from triton_repo.front.limits import REQUEST_SECONDS, Rejected
 from triton_repo.front.tensors import check_model, check_request
 from triton_repo.front.together import together
-from triton_repo.generation.served.request import MESSAGES
+from triton_repo.generation.served.messages import MESSAGES
 
 PART = "preprocess"
 """The model of an ensemble that holds the preprocessor: NAME_preprocess."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.answer import Answer
 from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
+from triton_repo.front.apis.messages import Given
 from triton_repo.front.apis.openai import Metadata
+from triton_repo.front.apis.tool_calls import ForcedCalls, MarkedCalls, Reader, with_calls
+from triton_repo.front.apis.tools import Choice, NamedChoice, Tools, tool_inputs
 from triton_repo.front.limits import Rejected
-from triton_repo.generation.served.request import PENALTIES, SAMPLING
+from triton_repo.generation.served.request import JSON_SCHEMA, PENALTIES, REGEX, SAMPLING
 
 SETTINGS = ("temperature", *map(str.lower, (*SAMPLING, *PENALTIES)), "repetition_penalty", "ignore_eos")
 """Keys of a request that are inputs of the model, in small letters."""
+OTHERS = {JSON_SCHEMA: "response_format, or another structure", REGEX: "another structure", "LOGPROBS": "logprobs"}
+"""Keys of requests by inputs of the model that answers with calls do not have."""
 MOST_PROMPTS = 64
 """Most answers of a request, to all its prompts."""
 MOST_CHOICES = 8
@@ -83,6 +90,10 @@ class Settings(Metadata):
             return [values] * self.n
         return [{**values, "SEED": (self.seed or 0) + index} for index in range(self.n)]
 
+    def read(self, pieces: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
+        """Returns the pieces of an answer as they are passed on."""
+        return pieces
+
 
 class CompletionBody(Settings):
     """Body of `/v1/completions`."""
@@ -119,37 +130,16 @@ class CompletionBody(Settings):
         return [{"TEXT": one} if isinstance(one, str) else {"INPUT_IDS": _ids(one)} for one in self.prompt]
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """A message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: str
-    content: str | list[TextPart]
-
-    def written(self) -> dict[str, str]:
-        """Returns the message with its text in one piece."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
-
-
 class ChatBody(Settings):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Given], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_CHAT_LISTED)] | None = None
-    tools: Annotated[list[str], Field(max_length=0)] | None = None
-    tool_choice: Literal["none"] | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
 
     @property
     def listed(self) -> int | None:
@@ -163,9 +153,26 @@ class ChatBody(Settings):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def inputs(self) -> dict[str, Json]:
-        """Returns the inputs of the model, without the conversation."""
-        values = super().inputs()
-        return values if self.max_completion_tokens is None else {**values, "MAX_TOKENS": self.max_completion_tokens}
+        """Returns the inputs of the model, without the conversation.
+
+        Raises:
+            Rejected: Functions are given with what an answer that calls them cannot have.
+        """
+        values, called = super().inputs(), tool_inputs(self.tools, self.tool_choice, several=self.parallel_tool_calls)
+        if called and (other := next((name for name in (JSON_SCHEMA, REGEX, "LOGPROBS") if name in values), None)) is not None:
+            raise Rejected(f"tools: given with {OTHERS[other]}; leave one of them out, or set tool_choice to none")
+        if self.max_completion_tokens is not None:
+            values["MAX_TOKENS"] = self.max_completion_tokens
+        return {**values, **called}
+
+    def read(self, pieces: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
+        """Returns the pieces of an answer with its calls apart from its text."""
+        if not self.tools or self.tool_choice == "none":
+            return pieces
+        reader: Reader = MarkedCalls({tool.function.name for tool in self.tools})
+        if self.tool_choice not in (None, "auto"):
+            reader = ForcedCalls(self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None)
+        return with_calls(pieces, reader, several=self.parallel_tool_calls)
 
 
 def _ids(prompt: object) -> list[Json]:

@@ -6,13 +6,13 @@
 The settings are those of `triton_repo.generation.served.request.FIELDS`, under the names that OpenAI and vLLM have for them. Without a
 temperature the most likely tokens are taken, as everywhere in this server; settings of the sampling have then no effect. What an answer
 has to be, such as JSON of a schema, is in `answer_format`; log-probabilities are in `logprobs`. Several answers (`n`) are as many
-requests to the model, which end together when one fails. What the model cannot do, such as tools, is refused.
+requests to the model, which end together when one fails. Functions that the model may call are in `tools`, its calls in `tool_calls`. What
+the model cannot do is refused.
 Source: https://platform.openai.com/docs/api-reference, as of 2026.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -23,10 +23,12 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.answer import Answer, Call
 from triton_repo.front.apis.body import read
 from triton_repo.front.apis.catalog import Catalog
 from triton_repo.front.apis.completion_bodies import ChatBody, CompletionBody, Settings
 from triton_repo.front.apis.logprobs import TOKENS, Chosen, chat_logprobs, text_logprobs
+from triton_repo.front.apis.messages import conversation
 from triton_repo.front.apis.openai import error_document
 from triton_repo.front.bodies import compact
 from triton_repo.front.events import send_events
@@ -39,19 +41,6 @@ DONE = "[DONE]"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer, or its piece."""
-
-    text: str
-    reason: str | None = None
-    """stop, length, timeout or cancelled, in the last piece."""
-    prompt_tokens: int = 0
-    tokens: int = 0
-    logprobs: Sequence[Chosen] | None = None
-    """Its tokens with their log-probabilities, where they are asked for."""
-
-
-@dataclass(frozen=True)
 class Form:
     """How a route writes an answer."""
 
@@ -61,9 +50,9 @@ class Form:
     """Name of a whole answer."""
     piece: str
     """Name of a piece of one."""
-    whole: Callable[[str], dict[str, Json]]
+    whole: Callable[[Answer], dict[str, Json]]
     """Returns the keys that hold the text of a whole answer."""
-    part: Callable[[str], dict[str, Json]]
+    part: Callable[[Answer], dict[str, Json]]
     """The same for a piece."""
     logprobs: Callable[[Sequence[Chosen]], dict[str, Json]]
     """Returns the log-probabilities of tokens."""
@@ -82,16 +71,29 @@ class Form:
         return {"index": index, **text, "logprobs": listed, "finish_reason": answer.reason}
 
 
-TEXT_FORM = Form("cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text: {"text": text}, text_logprobs)
-CHAT_FORM = Form(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text}},
-    lambda text: {"delta": {"content": text} if text else {}},
-    chat_logprobs,
-    {"delta": {"role": "assistant", "content": ""}},
-)
+def _text(answer: Answer) -> dict[str, Json]:
+    return {"text": answer.text}
+
+
+def _message(answer: Answer) -> dict[str, Json]:
+    if not answer.calls:
+        return {"message": {"role": "assistant", "content": answer.text}}
+    calls: list[Json] = [_call(call) for call in answer.calls]
+    return {"message": {"role": "assistant", "content": answer.text or None, "tool_calls": calls}}
+
+
+def _delta(answer: Answer) -> dict[str, Json]:
+    calls: list[Json] = [{"index": call.index, **_call(call)} for call in answer.calls]
+    return {"delta": {**({"content": answer.text} if answer.text else {}), **({"tool_calls": calls} if calls else {})}}
+
+
+def _call(call: Call) -> dict[str, Json]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+TEXT_FORM = Form("cmpl", "text_completion", "text_completion", _text, _text, text_logprobs)
+FIRST: Mapping[str, Json] = {"delta": {"role": "assistant", "content": ""}}
+CHAT_FORM = Form("chatcmpl", "chat.completion", "chat.completion.chunk", _message, _delta, chat_logprobs, FIRST)
 
 
 class Completions:
@@ -121,17 +123,15 @@ class Completions:
         body = ChatBody.of(await read(request))
         if "model" in request.match_info:  # clients of Hugging Face write some other word into the body
             body = body.model_copy(update={"model": request.match_info["model"]})
-        messages = json.dumps([message.written() for message in body.messages])
-        return await self._answered(request, body, [{"MESSAGES": messages}], CHAT_FORM)
+        return await self._answered(request, body, [{"MESSAGES": conversation(body.messages)}], CHAT_FORM)
 
     async def _answered(
         self, request: web.Request, body: Settings, prompts: Sequence[Mapping[str, Json]], form: Form
     ) -> web.StreamResponse:
         model = await self._catalog.only(lambda one: one.generates, "generate text", body.model)
+        choices = body.choices()
         requests = [
-            generation_request(model.description, "", {**prompt, **inputs}, stream=body.stream)
-            for prompt in prompts
-            for inputs in body.choices()
+            generation_request(model.description, "", {**prompt, **inputs}, stream=body.stream) for prompt in prompts for inputs in choices
         ]
         head: dict[str, Json] = {"id": f"{form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
 
@@ -140,11 +140,11 @@ class Completions:
                 async for response in responses:
                     yield _piece(write_generation(response, model.description))
 
-        sources = [pieces(one) for one in requests]
+        sources = [body.read(pieces(one)) for one in requests]
         if not body.stream:
             answers = await _whole(sources)
-            choices: list[Json] = [form.choice(form.whole(one.text), index, one) for index, one in enumerate(answers)]
-            document = {**head, "object": form.object, "choices": choices, "usage": usage(answers, body.n)}
+            written: list[Json] = [form.choice(form.whole(one), index, one) for index, one in enumerate(answers)]
+            document = {**head, "object": form.object, "choices": written, "usage": usage(answers, body.n)}
             return web.json_response(document, dumps=compact)
         payloads = _written(sources, {**head, "object": form.piece}, form, body.n if body.stream_options.include_usage else None)
         return await send_events(request, payloads, lambda status, message: compact(error_document(status, message)))
@@ -167,10 +167,10 @@ async def _written(
             if index not in last and form.first is not None:
                 yield compact({**head, "choices": [form.choice(form.first, index, Answer(""))]})
             last[index] = piece
-            if (piece.text or piece.logprobs) and piece.reason is not None and form.first is not None:
-                yield compact({**head, "choices": [form.choice(form.part(piece.text), index, replace(piece, reason=None))]})
+            if (piece.text or piece.logprobs or piece.calls) and piece.reason is not None and form.first is not None:
+                yield compact({**head, "choices": [form.choice(form.part(piece), index, replace(piece, reason=None))]})
                 piece = Answer("", piece.reason)  # a conversation ends with an event of its own
-            yield compact({**head, "choices": [form.choice(form.part(piece.text), index, piece)]})
+            yield compact({**head, "choices": [form.choice(form.part(piece), index, piece)]})
     if counted is not None:
         yield compact({**head, "choices": [], "usage": usage([last[index] for index in sorted(last)], counted)})
     yield DONE
@@ -189,7 +189,8 @@ async def _whole(sources: Sequence[AsyncGenerator[Answer]]) -> list[Answer]:
         async with aclosing(pieces):
             answer = [piece async for piece in pieces]
         listed = None if answer[-1].logprobs is None else [token for piece in answer for token in piece.logprobs or ()]
-        return replace(answer[-1], text="".join(piece.text for piece in answer), logprobs=listed)
+        calls = [call for piece in answer for call in piece.calls]
+        return replace(answer[-1], text="".join(piece.text for piece in answer), logprobs=listed, calls=calls)
 
     return await together(map(one, sources))
 

@@ -31,6 +31,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         vocabulary=int(parameters["vocabulary"]),
         seconds=float(parameters["request_seconds"]),
         chat=text.has_template,
+        tools=text.takes_tools,
         beams=True,
         penalizes=True,
         structured=True,

@@ -38,4 +38,5 @@ class Opened:
         structure = None if request.wanted is None or self.structures is None else self.structures.begin(request.wanted)
         most = request.values["LOGPROBS"]
         listed = None if most is None or self.spelling is None else self.spelling.begin(most)
-        return Answer(request, client, self.tokenizer.decode, self.held, structure, listed)
+        decode = self.tokenizer.decode_calls if request.calls else self.tokenizer.decode
+        return Answer(request, client, decode, self.held, structure, listed)

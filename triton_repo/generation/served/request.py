@@ -6,26 +6,28 @@ The prompt is one of three:
     MESSAGES    a conversation, JSON: [{"role": "system", "content": "..."}, ...], put through the chat template
     INPUT_IDS   token ids
 
-A conversation has an input of its own, so that a user who types JSON into TEXT cannot speak as somebody else. All other inputs are in
-`FIELDS`; without them the most likely tokens are taken. JSON_SCHEMA or REGEX say what the whole answer has to be (`structures`).
+A conversation has an input of its own, so that a user who types JSON into TEXT cannot speak as somebody else. TOOLS are functions that the
+model may call in its answer; the chat template writes them before a conversation. What marks a call is then part of the text of the answer.
+All other inputs are in `FIELDS`; without them the most likely tokens are taken. JSON_SCHEMA or REGEX say what the whole answer has to be
+(`structures`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from .chat_template import TemplateRefused
+from .messages import MESSAGES, TOOLS, Unreadable, first_call, read_messages, read_tools
 
 DEFAULT_TOKENS = 128
 MAX_STOPS, MAX_STOP_LETTERS = 16, 256
 BYTES_PER_TOKEN = 32
 """A longer prompt than this for each token of the longest context is refused before it is tokenized."""
-TEXT, MESSAGES, INPUT_IDS, CHAT = "TEXT", "MESSAGES", "INPUT_IDS", "CHAT"
+TEXT, INPUT_IDS, CHAT = "TEXT", "INPUT_IDS", "CHAT"
 STOP, STOP_TOKENS = "STOP", "STOP_TOKENS"
 JSON_SCHEMA, REGEX = "JSON_SCHEMA", "REGEX"
 MOST_BYTES = {JSON_SCHEMA: 2**16, REGEX: 2**13}
@@ -147,7 +149,12 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str:
         """Returns the text of ids, without special tokens."""
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def decode_calls(self, ids: list[int]) -> str:
+        """Returns the text of ids, without special tokens but those that mark a call."""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]]
+    ) -> str:
         """Returns a conversation as text; raises TemplateRefused where the template does not take it."""
 
 
@@ -176,6 +183,8 @@ class Limits:
     """Whether it takes a JSON schema or a regular expression."""
     scored: bool = False
     """Whether it gives log-probabilities."""
+    tools: bool = False
+    """Whether its chat template takes functions that it may call."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,8 @@ class Request:
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
     wanted: Wanted | None = None
+    calls: bool = False
+    """Whether functions were given that the answer may call."""
 
     @property
     def samples(self) -> bool:
@@ -237,7 +248,7 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
         asked = f"{before}MAX_TOKENS {values['MAX_TOKENS']}"
         raise Refused(f"{asked} are more than the context of {limits.context} tokens; MAX_TOKENS up to {left} is allowed")
     values["TIMEOUT_SECONDS"] = min(limits.seconds, values["TIMEOUT_SECONDS"] or limits.seconds)
-    return Request(prompt, values, stop, tuple(int(token) for token in stop_tokens), wanted)
+    return Request(prompt, values, stop, tuple(int(token) for token in stop_tokens), wanted, TOOLS in inputs)
 
 
 def _wanted(inputs: Mapping[str, np.ndarray], values: Mapping[str, Any], limits: Limits) -> Wanted | None:
@@ -307,6 +318,8 @@ def _prompt(inputs: Mapping[str, np.ndarray], chat: bool, limits: Limits, tokeni
         raise Refused(f"{' and '.join(given) or 'no prompt'} given; give one of {TEXT}, {MESSAGES} and {INPUT_IDS}")
     if chat and given[0] == INPUT_IDS:
         raise Refused(f"{CHAT} given with {INPUT_IDS}; token ids take no chat template: leave it out")
+    if TOOLS in inputs and given[0] != MESSAGES and not chat:
+        raise Refused(f"{TOOLS} given with {given[0]}; a chat template writes them: give {MESSAGES}, or set {CHAT}")
     if given[0] == INPUT_IDS:
         return _ids(INPUT_IDS, inputs[INPUT_IDS], limits, least=1)
     values = inputs[given[0]].reshape(-1)
@@ -315,17 +328,37 @@ def _prompt(inputs: Mapping[str, np.ndarray], chat: bool, limits: Limits, tokeni
     if len(values[0]) > BYTES_PER_TOKEN * limits.context:
         raise Refused(f"{given[0]}: {len(values[0])} bytes given; at most {BYTES_PER_TOKEN * limits.context} are allowed")
     text = _text(given[0], values[0])
-    if given[0] == MESSAGES or chat:
-        messages = _messages(text) if given[0] == MESSAGES else [{"role": "user", "content": text}]
-        return _encoded(tokenizer, _chat(messages, limits, tokenizer.apply_chat_template), add_special_tokens=False)
-    return _encoded(tokenizer, text, add_special_tokens=True)
+    if given[0] != MESSAGES and not chat:
+        return _encoded(tokenizer, text, add_special_tokens=True)
+    try:
+        messages = read_messages(text) if given[0] == MESSAGES else [{"role": "user", "content": text}]
+        tools = _tools(inputs, limits)
+    except Unreadable as error:
+        raise Refused(str(error)) from error
+    return _encoded(tokenizer, _chat(messages, tools, limits, tokenizer), add_special_tokens=False)
 
 
-def _chat(messages: list[dict[str, str]], limits: Limits, template: Callable[..., str]) -> str:
+def _tools(inputs: Mapping[str, np.ndarray], limits: Limits) -> list[dict[str, Any]]:
+    """Returns the functions that may be called; empty where none are given."""
+    if TOOLS not in inputs:
+        return []
+    values = inputs[TOOLS].reshape(-1)
+    if len(values) != 1:
+        raise Refused(f"{TOOLS}: {len(values)} texts given; one is allowed")
+    if not limits.tools:
+        raise Refused(f"{TOOLS}: the chat template of this model does not mention tools; leave them out")
+    if len(values[0]) > BYTES_PER_TOKEN * limits.context:
+        raise Refused(f"{TOOLS}: {len(values[0])} bytes given; at most {BYTES_PER_TOKEN * limits.context} are allowed")
+    return read_tools(_text(TOOLS, values[0]))
+
+
+def _chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]], limits: Limits, tokenizer: Tokenizer) -> str:
     if not limits.chat:
         raise Refused(f"{CHAT}, {MESSAGES}: this model has no chat template; give the whole prompt as {TEXT}")
+    if not limits.tools and (number := first_call(messages)) is not None:
+        raise Refused(f"{MESSAGES}: message {number} is about a call; the chat template of this model does not mention tools")
     try:
-        return template(messages, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools)
     except TemplateRefused as error:
         raise Refused(f"the chat template does not take these messages: {error}") from error
 
@@ -337,26 +370,6 @@ def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> np
     return ids
 
 
-def _messages(text: str) -> list[dict[str, str]]:
-    wanted = f'{MESSAGES}: a JSON list of {{"role": "...", "content": "..."}} is expected'
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{wanted}; this is not JSON") from error
-    if not isinstance(messages, list) or not messages:
-        raise Refused(f"{wanted}, with at least one message")
-    for number, message in enumerate(messages):
-        if (
-            not isinstance(message, dict)
-            or set(message) != {"role", "content"}
-            or not all(isinstance(one, str) for one in message.values())
-        ):
-            raise Refused(f"{wanted}; message {number} is not like that")
-        for one in message.values():
-            _surrogates(MESSAGES, one)
-    return messages
-
-
 def _text(name: str, value: Any) -> str:
     try:
         text = bytes(value).decode("utf-8")
@@ -365,11 +378,6 @@ def _text(name: str, value: Any) -> str:
     if "\0" in text:
         raise Refused(f"{name}: holds a zero character")
     return text
-
-
-def _surrogates(name: str, text: str) -> None:
-    if "\0" in text or any(0xD800 <= ord(letter) < 0xE000 for letter in text):
-        raise Refused(f"{name}: holds half a surrogate pair or a zero character")
 
 
 def _ids(name: str, values: np.ndarray, limits: Limits, least: int = 0) -> np.ndarray:
