@@ -32,6 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote
 
 import psutil
 
@@ -58,6 +59,12 @@ KEY, KEY_BYTES = "triton-key", 20_000
 """Name and length of the key of the closed protocols. gRPC takes at most 16,384 bytes of headers."""
 GONE_SECONDS = 60.0
 """Time for the process of a version that is no longer loaded to end."""
+SERVICE = "compress-triton"
+"""Name of the service in traces."""
+TRACE_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+"""Variables with headers for the collector, whose values are URL-encoded."""
+RARELY = 2**31 - 1
+"""One of how many requests without a context is traced: Triton takes no 0 here."""
 SOCKET_PORT = 1
 """gRPC calls the port of a Unix socket 1; Triton adds it to the name of the socket."""
 _PORT_TAKEN = re.compile(r"address already in use|socket .* already in use|failed to (start|bind).*port", re.I)
@@ -82,6 +89,7 @@ class TritonServer:
         private: Listen on a Unix socket instead of a port.
         place: Address and port for clients, which this process holds (`triton_repo.ports.hold`). Default: a free port of loopback.
             Metrics are offered on a Unix socket to whoever gives a place, or is private.
+        traces: Address of a collector of OpenTelemetry for the spans of requests that come with a context; empty: none are made.
     """
 
     def __init__(
@@ -94,7 +102,9 @@ class TritonServer:
         seconds: float = READY_SECONDS,
         private: bool = False,
         place: tuple[str, int] | None = None,
+        traces: str = "",
     ) -> None:
+        self._traces = traces
         self._repository, self._environment, self._log = repository.resolve(), environment, log
         self._models, self._seconds, self._private, self._place = models, seconds, private, place
         self._folder, self._at = Path(), place or (ADDRESS, 0)
@@ -276,6 +286,7 @@ class TritonServer:
                 command += address_options((f"unix:{folder / 'grpc'}", SOCKET_PORT) if self._private else self._at, self._place is not None)
                 command += admin_options(self._admin_socket)
                 command += metrics_options(self.metrics_socket if self._private or self._place else None)
+                command += trace_options(self._traces)
                 self._process = spawn(
                     command, env=_variables(), group=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder
                 )
@@ -405,6 +416,20 @@ def metrics_options(address: Path | None) -> list[str]:
     return [f"--metrics-address=unix:{address}", f"--metrics-port={SOCKET_PORT}", "--allow-gpu-metrics=false"]
 
 
+def trace_options(endpoint: str) -> list[str]:
+    """Returns the options for spans of the requests that come with the context of a caller.
+
+    Triton traces each of them, sampled or not, whatever its own rate is: the front gives a context only to sampled ones.
+
+    Args:
+        endpoint: Address of a collector of OpenTelemetry for traces; empty: nothing is traced.
+    """
+    if not endpoint:
+        return []
+    settings = ("mode=opentelemetry", f"opentelemetry,url={endpoint}", f"opentelemetry,resource=service.name={SERVICE}")
+    return [f"--trace-config={setting}" for setting in (*settings, "level=TIMESTAMPS", f"rate={RARELY}")]
+
+
 def cause(status: int | None, log: str) -> str:
     """Returns why the server exited.
 
@@ -443,7 +468,8 @@ def _variables() -> dict[str, str]:
     models write no byte code."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", KEYS)
     taken = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**taken, "PYTHONDONTWRITEBYTECODE": "1"}
+    plain = {name: unquote(taken[name]) for name in TRACE_HEADERS if name in taken}  # Triton's exporter sends %20 as it is
+    return {**taken, **plain, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def last_error(log: str) -> str:

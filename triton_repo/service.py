@@ -64,6 +64,7 @@ class Service:
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
         models: The models to load; None: all of the repository, under the names of their folders.
         entrance: Where it listens, and what it asks of clients there.
+        traces: Address of a collector of OpenTelemetry for traces of requests; empty: nothing is traced.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Service:
         ports: Ports = FREE,
         models: Sequence[ServedModel] | None = None,
         entrance: Entrance | None = None,
+        traces: str = "",
     ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         given = [ServedModel(name, name, name) for name in model_names(repository)] if models is None else models
@@ -92,6 +94,7 @@ class Service:
             certificate=self._entrance.certificate,
             private_key=self._entrance.private_key,
             serves_grpc=not self._entrance.is_direct,
+            traces=traces,
         )
         self._held: socket.socket | None = None
         """Holds the port of a Triton that clients reach themselves."""
@@ -260,7 +263,15 @@ class Service:
     def _start_triton(self) -> None:
         assert self._live is not None, "made before"
         place = (self._settings.address, self._settings.grpc_port) if self._entrance.is_direct else None
-        triton = TritonServer(self._live.folder, self._environment, self._log, models=self._live.names, private=place is None, place=place)
+        triton = TritonServer(
+            self._live.folder,
+            self._environment,
+            self._log,
+            models=self._live.names,
+            private=place is None,
+            place=place,
+            traces=self._settings.traces,
+        )
         self._triton = triton.__enter__()
         if place is None:
             _point(self._grpc_link, triton.grpc_socket)

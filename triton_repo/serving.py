@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from foundation.core import otlp
 from foundation.core.errors import InputError
 from triton_repo import environment
 from triton_repo.config import model_names
@@ -22,6 +23,7 @@ def server_of(
     ports: Ports = FREE,
     models: Sequence[ServedModel] | None = None,
     entrance: Entrance | None = None,
+    traces: str = "",
 ) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
@@ -31,6 +33,7 @@ def server_of(
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
         models: The models to load; None: all, under the names of their folders.
         entrance: Where it listens, and what it asks of clients there; default: loopback, where it asks for nothing that is not set.
+        traces: Address of a collector of OpenTelemetry for traces of requests (`traces_here`); empty: nothing is traced.
 
     Raises:
         InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
@@ -44,7 +47,26 @@ def server_of(
     unknown = sorted({model.folder for model in models or ()} - set(model_names(repository)))
     if unknown:
         raise InputError(f"{repository}", f"has no {' and no '.join(unknown)}", f"it holds {', '.join(model_names(repository))}")
-    return Service(repository, environment.check(), log, ports=ports, models=models, entrance=entrance)
+    return Service(repository, environment.check(), log, ports=ports, models=models, entrance=entrance, traces=traces)
+
+
+def traces_here(say: Callable[[str], None]) -> str:
+    """Returns the address of the collector of OpenTelemetry that the environment names; empty where it names none.
+
+    Args:
+        say: Prints the line that requests are traced, or why they are not: a machine may have the variable for other programs.
+
+    Raises:
+        InputError: The variables are wrong.
+    """
+    endpoint = otlp.endpoint()
+    if endpoint is None:
+        return ""
+    if package := otlp.missing():
+        say(f"warning: requests are not traced to {endpoint}: the package {package} is not installed; {otlp.INSTALL}")
+        return ""
+    say(f"traces of requests go to {endpoint}")
+    return endpoint
 
 
 def is_for_gpus(repository: Path) -> bool:

@@ -15,7 +15,7 @@ from triton_repo.ports import FIXED, Ports
 from triton_repo.served_models import ServedModel, divided
 from triton_repo.service import Service
 from triton_repo.serving import serve as serve_repository
-from triton_repo.serving import server_of
+from triton_repo.serving import server_of, traces_here
 
 
 def serve(
@@ -41,7 +41,7 @@ def serve(
     """
     repository = deployment.repository_of(folder)
     models, others = divided(deployment.models_in(folder), everything)
-    server = server_of(repository, folder / deployment.LOG, ports, models, entrance)
+    server = server_of(repository, folder / deployment.LOG, ports, models, entrance, traces_here(log))
     if others:
         names = ", ".join(model.folder for model in others)
         log(f"not loaded: {names}; give --all to load every model, not only the served ones")

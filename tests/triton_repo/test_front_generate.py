@@ -36,7 +36,7 @@ class Triton:
             described.inputs.add(name="TEXT", datatype="BYTES", shape=[1])
             return described
 
-        async def infer(request: Any, timeout: float) -> bytes:
+        async def infer(request: Any, timeout: float, metadata: Any = None) -> bytes:
             self.called.append("infer")
             await asyncio.sleep(self._seconds)
             if self._line:
@@ -46,7 +46,7 @@ class Triton:
         return metadata if method.endswith("ModelMetadata") else infer
 
     def stream_stream(self, *_: Any, **__: Any) -> Any:
-        def call(requests: Any, timeout: float) -> Any:
+        def call(requests: Any, timeout: float, metadata: Any = None) -> Any:
             self.called.append("stream")
             return Stream(pb.ModelStreamInferResponse(error_message=self._line, infer_response=answer()), self._seconds)
 

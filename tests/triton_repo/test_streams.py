@@ -93,7 +93,7 @@ def forward(call: Call, requests: int, admission: Admission | None = None, route
 
     class Channel:
         def stream_stream(self, *_: Any) -> Any:
-            return lambda: call
+            return lambda metadata: call
 
     context, load = Context(), Load()
     infer = Inference(SimpleNamespace(unary_unary=lambda *_: None), routes or Routes(), admission or Admission())

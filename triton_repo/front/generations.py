@@ -36,8 +36,9 @@ class Generations:
         if self._infer.answers_once(request.model_name):  # a stream says only in words what went wrong, and knows no version
             yield pb.ModelInferResponse.FromString(await self._infer(request))
             return
-        with self._infer.streamed(request) as route, self._streams.open():
-            call = self._stub.ModelStreamInfer(iter([request]), timeout=max(STREAM_SECONDS, route.silence_s))
+        traced = self._infer.upstream("ModelStreamInfer", request.model_name)
+        with self._infer.streamed(request) as route, self._streams.open(), traced as metadata:
+            call = self._stub.ModelStreamInfer(iter([request]), timeout=max(STREAM_SECONDS, route.silence_s), metadata=metadata)
             try:
                 count, failed = 0, ""
                 while count != most:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,6 +16,9 @@ from triton_repo.front.inference import INFER, SERVICE, Inference
 from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
 from triton_repo.front.streams import Streams
 from triton_repo.front.tensors import QUEUED, read_request
+
+if TYPE_CHECKING:  # imported only where requests are traced
+    from triton_repo.front.traces import RequestTraces
 
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
@@ -33,6 +37,7 @@ _CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _Handler = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
+_StreamHandler = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
 
 
 def upstream(address: str) -> grpc.aio.Channel:
@@ -70,10 +75,13 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, channel: grpc.aio.Channel, load: Load, infer: Inference, models: Sequence[str], doors: Doors) -> None:
         self._doors = doors
         opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load, _renaming(infer, name)) for name in OPEN}
+        streams: _StreamHandler = Streams(channel, load, infer).forward
         opened[INFER] = _inferring(infer, load)
+        if infer.traces is not None:
+            opened[INFER], streams = _traced(opened[INFER], infer.traces), _traced_stream(streams, infer.traces)
         opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._open = {method: grpc.unary_unary_rpc_method_handler(handler) for method, handler in opened.items()}
-        self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(Streams(channel, load, infer).forward)
+        self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(streams)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Returns the handler of a call; bytes go in and out as they are."""
@@ -128,6 +136,22 @@ def _inferring(infer: Inference, load: Load) -> _Handler:
         raise AssertionError("unreachable: abort raises")
 
     return answered
+
+
+def _traced(handler: _Handler, traces: RequestTraces) -> _Handler:
+    async def traced(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        with traces.call("ModelInfer", context):
+            return await handler(body, context)
+
+    return traced
+
+
+def _traced_stream(handler: _StreamHandler, traces: RequestTraces) -> _StreamHandler:
+    async def traced(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        with traces.call(OPEN_STREAM, context):
+            await handler(requests, context)
+
+    return traced
 
 
 def _listing(stub: service_pb2_grpc.GRPCInferenceServiceStub, models: Sequence[str]) -> _Handler:

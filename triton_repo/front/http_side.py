@@ -74,7 +74,8 @@ class Paths:
             with self._load.hold(_size(request)):
                 return await handler(request)
 
-        application = web.Application(middlewares=[_errors, doors.middleware, held], client_max_size=MAX_REQUEST_BYTES)
+        traced = [] if self._infer.traces is None else [self._infer.traces.middleware]  # behind the doors: no key, no span
+        application = web.Application(middlewares=[_errors, doors.middleware, *traced, held], client_max_size=MAX_REQUEST_BYTES)
         application.router.add_get("/v2", self.server)
         application.router.add_get("/v2/health/live", self.live)
         for ready in ("/v2/health/ready", "/health"):  # the latter as Text Embeddings Inference has it

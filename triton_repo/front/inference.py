@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -17,11 +18,15 @@ from triton_repo.front.limits import MODEL_FAILED, REQUEST_SECONDS, TRY_LATER, R
 from triton_repo.front.routes import Route, Routes
 from triton_repo.front.tensors import QUEUED
 
+if TYPE_CHECKING:  # imported only where requests are traced
+    from triton_repo.front.traces import Metadata, RequestTraces
+
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = f"{SERVICE}ModelInfer"
 PRIORITY, TIMEOUT = QUEUED
 QUEUE_FULL, QUEUED_TOO_LONG = "maximum queue size", "timeout expired"
 """Triton's messages for a request that its queue rejects, and for one that has waited there too long."""
+UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
 class Inference:
@@ -31,9 +36,11 @@ class Inference:
         channel: Channel to Triton.
         routes: Routes of the requests.
         admission: Accepts or refuses them.
+        traces: Makes spans of the calls of Triton; None: nothing is traced.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, routes: Routes, admission: Admission) -> None:
+    def __init__(self, channel: grpc.aio.Channel, routes: Routes, admission: Admission, traces: RequestTraces | None = None) -> None:
+        self.traces = traces
         self._call = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString)
         self._routes, self._admission = routes, admission
 
@@ -83,11 +90,20 @@ class Inference:
         with self._admission.enter(request.model_name, queue_request(request, route), route):
             yield route
 
+    def upstream(self, method: str, model: str = "") -> AbstractContextManager[Metadata | None]:
+        """Holds the span of a stream to Triton, if requests are traced; yields the metadata that it sends along."""
+        return UNTRACED if self.traces is None else self.traces.upstream(method, model)
+
     async def _sent(self, request: pb.ModelInferRequest, queued: Request) -> bytes:
         seconds = REQUEST_SECONDS if queued.timeout_s is None else min(REQUEST_SECONDS, queued.timeout_s)
         started = time.monotonic()
         try:
-            answer: bytes = await self._call(request, timeout=seconds)
+            answer: bytes
+            if self.traces is None:
+                answer = await self._call(request, timeout=seconds)
+            else:
+                with self.traces.upstream("ModelInfer", request.model_name, request.model_version) as metadata:
+                    answer = await self._call(request, timeout=seconds, metadata=metadata)
             return answer
         except grpc.aio.AioRpcError as error:
             details, code = str(error.details()), error.code()

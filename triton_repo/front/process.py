@@ -11,8 +11,10 @@ import asyncio
 import gc
 import json
 import logging
+import signal
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
@@ -26,6 +28,9 @@ from triton_repo.front.inference import Inference
 from triton_repo.front.limits import Load
 from triton_repo.front.routes import Routes
 from triton_repo.front.settings import Settings
+
+if TYPE_CHECKING:  # imported only where requests are traced
+    from triton_repo.front.traces import RequestTraces
 
 
 def not_of_a_client(record: logging.LogRecord) -> bool:
@@ -41,7 +46,8 @@ async def run(settings: Settings) -> None:
     """
     channel, load = upstream(settings.triton), Load()
     routes, admission = Routes(settings.routes, settings.aliases), Admission()
-    infer = Inference(channel, routes, admission)
+    traces = _traces(settings.traces)
+    infer = Inference(channel, routes, admission, traces)
     doors = Doors.here(settings.certificate, settings.private_key)
     grpc_port = settings.grpc_port
     if settings.serves_grpc:
@@ -60,7 +66,29 @@ async def run(settings: Settings) -> None:
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     gc.freeze()  # what was imported stays: a collection that looked through it would hold up requests for tens of milliseconds
     print(json.dumps({**asdict(settings), **ports}), flush=True)
+    if traces is not None:
+        await _send_at_end(traces)
     await asyncio.Event().wait()
+
+
+def _traces(endpoint: str) -> RequestTraces | None:
+    """Returns what makes spans of requests; None where nothing is traced, and then nothing of OpenTelemetry is imported."""
+    if not endpoint:
+        return None
+    from foundation.core.traces import Traces
+    from triton_repo.front.traces import SERVICE, RequestTraces
+
+    return RequestTraces(Traces(SERVICE, endpoint))
+
+
+async def _send_at_end(traces: RequestTraces) -> None:
+    """Waits for SIGTERM, sends the last spans, and ends as without them: by the signal."""
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, ending.set)
+    await ending.wait()
+    traces.close()
+    loop.remove_signal_handler(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 if __name__ == "__main__":

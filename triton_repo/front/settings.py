@@ -36,3 +36,5 @@ class Settings:
     """Whether clients of gRPC come to the front; else Triton itself listens on `grpc_port`."""
     folder: str = ""
     """The repository that the server reads (`triton_repo.live`)."""
+    traces: str = ""
+    """Address of a collector of OpenTelemetry for traces (`front.traces`); empty: nothing is traced."""

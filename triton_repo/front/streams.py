@@ -56,8 +56,8 @@ class Streams:
     async def forward(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Passes requests and responses on until either side ends."""
         try:
-            with self._places.open():
-                stream = _Stream(self._call(), context, self._load, self._infer)
+            with self._places.open(), self._infer.upstream("ModelStreamInfer") as metadata:
+                stream = _Stream(self._call(metadata=metadata), context, self._load, self._infer)
                 await stream.run(requests)
         except Rejected as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))

@@ -153,7 +153,7 @@ class Triton:
                 response.raw_output_contents.append(array.tobytes())
         return response.SerializeToString()  # type: ignore[no-any-return]
 
-    def _stream(self, requests: Any, timeout: float) -> Any:
+    def _stream(self, requests: Any, timeout: float, metadata: Any = None) -> Any:
         return Stream(self, next(requests))
 
 
