@@ -39,7 +39,7 @@ class Connection:
     def __exit__(self, *_):
         pass
 
-    def infer(self, model, inputs, model_version, client_timeout):
+    def infer(self, model, inputs, client_timeout):
         with Connection.lock:
             Connection.now, Connection.asked = Connection.now + 1, Connection.asked + 1
             Connection.most = max(Connection.most, Connection.now)
