@@ -47,7 +47,7 @@ from foundation.core.errors import InputError
 from foundation.machine.environment import fingerprint
 from foundation.standalone.preprocess import Preprocessor
 from parts.beside import beside
-from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio, sent_slowly
+from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio, sent_slowly, under_their_folders
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer
@@ -142,9 +142,10 @@ def rollover(bench: Bench) -> dict[str, Any]:
     with bench.serving() as running:
 
         def work() -> dict[str, Any]:
-            done = roll_out(running, {"run": str(bench.following), "model": bench.model.name}, print)
+            served = under_their_folders(bench.model.run)
+            done = roll_out(running, served, {"run": str(bench.following), "model": bench.model.name}, print)
             try:
-                roll_out(running, {"run": str(damaged), "model": bench.model.name}, print)
+                roll_out(running, served, {"run": str(damaged), "model": bench.model.name}, print)
             except InputError as error:
                 return {**done, "damaged": error.lines[0]}
             raise AssertionError("a damaged run was rolled over to")

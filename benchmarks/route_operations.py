@@ -39,7 +39,7 @@ import psutil
 from compress.commands.rollout import answer as roll_out
 from foundation.machine.environment import fingerprint
 from foundation.standalone.response import VECTOR
-from parts.served_model import ServedModel, arguments, carry_out, sent_slowly
+from parts.served_model import ServedModel, arguments, carry_out, sent_slowly, under_their_folders
 from triton_repo import environment
 from triton_repo.deployment import repository_of
 from triton_repo.service import Service
@@ -68,11 +68,11 @@ def routes_of(model: ServedModel) -> list[Route]:
     if VECTOR in [one.name for one in model.config.output]:
         return [
             Route("/v1/embeddings", lambda row: {"model": name, "input": row}, lambda found: found["data"][0]["embedding"]),
-            Route("/embed", lambda row: {"inputs": [row]}, lambda found: found[0]),
+            Route("/embed", lambda row: {"model": name, "inputs": [row]}, lambda found: found[0]),
             Route(hugging_face, lambda row: {"inputs": [row]}, lambda found: found[0]),
         ]
     return [
-        Route("/predict", lambda row: {"inputs": [[row]], "raw_scores": True}, lambda found: by_label(found[0])),
+        Route("/predict", lambda row: {"model": name, "inputs": [[row]], "raw_scores": True}, lambda found: by_label(found[0])),
         Route(hugging_face, lambda row: {"inputs": row}, lambda found: by_label(found[0] if isinstance(found[0], list) else found)),
     ]
 
@@ -227,7 +227,7 @@ def rollover(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.serving() as (running, clients):
         order = {"run": str(bench.following), "model": bench.model.name}
-        return bench.beside(clients, lambda: dict(roll_out(running, order, lambda line: None)))
+        return bench.beside(clients, lambda: roll_out(running, under_their_folders(bench.model.run), order, lambda line: None))
 
 
 def death(bench: Bench) -> dict[str, Any]:

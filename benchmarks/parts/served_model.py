@@ -28,9 +28,9 @@ from foundation.artifacts.run_folder import open_run
 from foundation.core.engines import ENGINES
 from foundation.measure.answers import load_logits
 from foundation.standalone.preprocess import Preprocessor
-from triton_repo import environment
+from triton_repo import environment, served_models
 from triton_repo.config import from_text, model_names, to_text
-from triton_repo.deployment import repository_of
+from triton_repo.deployment import models_in, repository_of
 from triton_repo.entrance import Entrance
 from triton_repo.load.connection import Address, Model
 from triton_repo.load.load import load_test
@@ -79,6 +79,11 @@ def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Seq
         if given.out is not None:
             given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
+
+
+def under_their_folders(run: Path) -> list[served_models.ServedModel]:
+    """Returns the models of a run as `Service` serves a repository alone: each is called as its folder."""
+    return [replace(model, name=model.folder) for model in models_in(run)]
 
 
 def sent_slowly(address: str, path: str) -> dict[str, Any]:
