@@ -7,8 +7,8 @@ A run of `sentence-embedding`, `text-classification`, `text-ranking`, `token-cla
 and `huggingface_hub` have to be installed. The clients run on the machine of the server and share its cores.
 
     equal        `--rows` evaluation rows, by each client and route that fits: the largest difference from the answers over gRPC
-    throughput   vectors: rows per second of `/v1/embeddings` and of `/v2` HTTP with binary tensors, requests of 32 texts, 4 under way,
-                 in turns; ratios are those within a turn
+    throughput   vectors: rows per second of `/v1/embeddings` and of `/v2` HTTP with binary tensors, in turns; ratios are those within a
+                 turn. Requests of 32 texts, or of as many as the server batches, 4 under way
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from parts.served_model import ServedModel, arguments, carry_out, in_turns, medi
 from triton_repo import client
 
 ROWS, UNDER_WAY = 32, 4
-"""Texts of a request at saturation, and requests under way."""
+"""Most texts of a request at saturation, and requests under way."""
 Compared = Callable[[str, str, Sequence[Any], client.Answers], Awaitable[dict[str, Any]]]
 """Asks one client for rows; returns the differences from the answers over gRPC."""
 
@@ -133,15 +133,15 @@ def equal(bench: Bench) -> dict[str, Any]:
 
 def throughput(bench: Bench) -> dict[str, Any]:
     """See above."""
-    texts = (bench.rows * ROWS)[: ROWS * max(1, len(bench.rows) // ROWS)]
-    some = [texts[start : start + ROWS] for start in range(0, len(texts), ROWS)]
+    size = min(ROWS, bench.model.config.max_batch_size)  # /v2 takes no more rows in a request
+    some = [bench.rows[start : start + size] for start in range(0, len(bench.rows) - size + 1, size)]
     with bench.model.serving() as serving:
         address = f"http://{serving.service.http_address}"
         v1 = [json.dumps({"model": bench.model.name, "input": group, "encoding_format": "base64"}).encode() for group in some]
         v2 = [binary(group) for group in some]
         arms = {
-            "/v1/embeddings": lambda: asyncio.run(loaded(f"{address}/v1/embeddings", [(body, {}) for body in v1], bench.seconds)),
-            "/v2 HTTP": lambda: asyncio.run(loaded(f"{address}/v2/models/{bench.model.name}/infer", v2, bench.seconds)),
+            "/v1/embeddings": lambda: asyncio.run(loaded(f"{address}/v1/embeddings", [(body, {}) for body in v1], size, bench.seconds)),
+            "/v2 HTTP": lambda: asyncio.run(loaded(f"{address}/v2/models/{bench.model.name}/infer", v2, size, bench.seconds)),
         }
         for arm in arms.values():
             arm()  # warms up
@@ -162,8 +162,8 @@ def binary(texts: Sequence[str]) -> tuple[bytes, dict[str, str]]:
     return head + raw, {"Inference-Header-Content-Length": str(len(head))}
 
 
-async def loaded(url: str, requests: Sequence[tuple[bytes, dict[str, str]]], seconds: float) -> dict[str, Any]:
-    """Keeps `UNDER_WAY` requests of `ROWS` texts under way; returns the rows per second."""
+async def loaded(url: str, requests: Sequence[tuple[bytes, dict[str, str]]], size: int, seconds: float) -> dict[str, Any]:
+    """Keeps `UNDER_WAY` requests of `size` texts under way; returns the rows per second."""
     answered, started = 0, time.perf_counter()
 
     async def work(session: aiohttp.ClientSession, first: int) -> None:
@@ -174,11 +174,11 @@ async def loaded(url: str, requests: Sequence[tuple[bytes, dict[str, str]]], sec
             async with session.post(url, data=body, headers=headers) as response:
                 await response.read()
                 response.raise_for_status()
-            index, answered = index + UNDER_WAY, answered + ROWS
+            index, answered = index + UNDER_WAY, answered + size
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(work(session, first) for first in range(UNDER_WAY)))
-    return {"rows_per_s": round(answered / (time.perf_counter() - started), 2), "n": answered // ROWS}
+    return {"rows_per_s": round(answered / (time.perf_counter() - started), 2), "n": answered // size}
 
 
 async def posted(url: str, document: Any) -> Any:

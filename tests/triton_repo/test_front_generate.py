@@ -103,6 +103,7 @@ async def posts(triton: Triton, verb: str, folder: Path, route: dict[str, Any], 
         (ROWS, Triton("Exceeds maximum queue size", grpc.StatusCode.UNAVAILABLE), 503, "refused"),
         (ROWS, Triton("Request timeout expired", grpc.StatusCode.UNAVAILABLE), 504, "timed_out"),
         (ROWS, Triton("Request for unknown model: 'm' has no available versions", grpc.StatusCode.NOT_FOUND), 503, "refused"),
+        (ROWS, Triton("Stub process 'm_0_0' is not healthy.", grpc.StatusCode.INTERNAL), 503, "refused"),
         (ROWS, Triton("Request for unknown model: 'm' is not found", grpc.StatusCode.NOT_FOUND), 404, "failed"),
     ],
 )

@@ -82,6 +82,7 @@ def test_what_is_no_input_is_refused_by_name(document: Any, words: str) -> None:
         ("[request id: <id_unknown>] Exceeds maximum queue size", 503),
         ("[request id: <id_unknown>] Request timeout expired", 504),
         ("Request for unknown model: 'model' has no available versions", 503),
+        ("Stub process 'model_0_0' is not healthy.", 503),
     ],
 )
 def test_the_words_of_an_error_tell_its_status(line: str, status: int) -> None:

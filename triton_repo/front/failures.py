@@ -6,7 +6,7 @@ import aiohttp
 import grpc
 from aiohttp import web
 
-from triton_repo.front.inference import is_unloaded
+from triton_repo.front.inference import is_gone
 from triton_repo.front.limits import MAX_REQUEST_BYTES, RESTARTING, TRY_LATER, Rejected
 
 _STATUS = {
@@ -35,7 +35,7 @@ def status_and_line(error: Exception, method: str) -> tuple[int, str] | None:
         case web.HTTPException():
             return error.status, f"{method} of this path is not offered here; inference, health and metadata are"
         case grpc.aio.AioRpcError():
-            status, message = 503 if is_unloaded(error) else _STATUS.get(error.code(), 500), str(error.details())
+            status, message = 503 if is_gone(error) else _STATUS.get(error.code(), 500), str(error.details())
             return status, RESTARTING if status == 503 and not message.endswith(TRY_LATER) else message
         case TimeoutError():
             return 408, "the request did not arrive in time"

@@ -26,8 +26,9 @@ INFER = f"{SERVICE}ModelInfer"
 PRIORITY, TIMEOUT = QUEUED
 QUEUE_FULL, QUEUED_TOO_LONG = "maximum queue size", "timeout expired"
 """Triton's messages for a request that its queue rejects, and for one that has waited there too long."""
-UNLOADED = "has no available versions"
-"""End of Triton's message for a model that it knows and unloads, as when it ends before another one is started in its place."""
+GONE = {grpc.StatusCode.NOT_FOUND: "has no available versions", grpc.StatusCode.INTERNAL: "is not healthy."}
+"""Ends of Triton's messages for a model that it knows and unloads, as when it ends before another one is started in its place, and for one
+whose process has died."""
 UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
@@ -111,7 +112,7 @@ class Inference:
             details, code = str(error.details()), error.code()
             if code == grpc.StatusCode.CANCELLED and time.monotonic() - started >= seconds:  # Triton was the first to see that
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
-            if is_unloaded(error):
+            if is_gone(error):
                 raise Rejected(f"model {request.model_name}: {RESTARTING}", 503) from error
             if code == grpc.StatusCode.UNAVAILABLE and QUEUE_FULL in details:
                 raise Rejected(f"model {request.model_name}: its queue is full; {TRY_LATER}", 503) from error
@@ -120,16 +121,16 @@ class Inference:
             raise
 
 
-def is_unloaded(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed because Triton was unloading the model: it is there again when Triton has been started again."""
-    return error.code() == grpc.StatusCode.NOT_FOUND and str(error.details()).endswith(UNLOADED)
+def is_gone(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call failed because the model has gone: it is there again when Triton has been started again."""
+    return error.code() in GONE and str(error.details()).endswith(GONE[error.code()])
 
 
 def failure(line: str) -> Rejected:
     """Returns the error of a stream with its status: Triton gives only the message."""
     if line.endswith(TRY_LATER):
         return Rejected(line, 503)
-    if QUEUE_FULL in line or line.endswith(UNLOADED):
+    if QUEUE_FULL in line or line.endswith(tuple(GONE.values())):
         return Rejected(f"{line}; {TRY_LATER}", 503)
     if QUEUED_TOO_LONG in line:
         return Rejected(line, 504)
