@@ -6,7 +6,6 @@ import aiohttp
 import grpc
 from aiohttp import web
 
-from triton_repo.front.inference import is_gone
 from triton_repo.front.limits import MAX_REQUEST_BYTES, RESTARTING, TRY_LATER, Rejected
 
 _STATUS = {
@@ -16,6 +15,15 @@ _STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
+GONE = {grpc.StatusCode.NOT_FOUND: "has no available versions", grpc.StatusCode.INTERNAL: "is not healthy."}
+"""Ends of Triton's messages for a model that it knows and unloads, as when it ends before another one is started in its place, and for one
+whose process has died."""
+
+
+def is_gone(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call failed because the model has gone: it is there again when Triton has been started again."""
+    return error.code() in GONE and str(error.details()).endswith(GONE[error.code()])
 
 
 def status_and_line(error: Exception, method: str) -> tuple[int, str] | None:

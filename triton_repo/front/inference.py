@@ -14,6 +14,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.admission import Admission, Request
+from triton_repo.front.failures import GONE, is_gone
 from triton_repo.front.limits import MODEL_FAILED, REQUEST_SECONDS, RESTARTING, TRY_LATER, Rejected
 from triton_repo.front.routes import Route, Routes
 from triton_repo.front.tensors import QUEUED
@@ -26,9 +27,6 @@ INFER = f"{SERVICE}ModelInfer"
 PRIORITY, TIMEOUT = QUEUED
 QUEUE_FULL, QUEUED_TOO_LONG = "maximum queue size", "timeout expired"
 """Triton's messages for a request that its queue rejects, and for one that has waited there too long."""
-GONE = {grpc.StatusCode.NOT_FOUND: "has no available versions", grpc.StatusCode.INTERNAL: "is not healthy."}
-"""Ends of Triton's messages for a model that it knows and unloads, as when it ends before another one is started in its place, and for one
-whose process has died."""
 UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
@@ -119,11 +117,6 @@ class Inference:
             if code == grpc.StatusCode.DEADLINE_EXCEEDED or QUEUED_TOO_LONG in details:
                 raise Rejected(f"model {request.model_name}: no answer within {1e3 * seconds:.0f} ms; {TRY_LATER}", 504) from error
             raise
-
-
-def is_gone(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed because the model has gone: it is there again when Triton has been started again."""
-    return error.code() in GONE and str(error.details()).endswith(GONE[error.code()])
 
 
 def failure(line: str) -> Rejected:
