@@ -4,7 +4,7 @@ import threading
 
 import psutil
 
-from benchmarks.parts.served_model import sampled
+from benchmarks.server.parts.served_model import sampled
 
 
 def test_a_short_load_is_sampled_at_its_start_and_at_its_end():

@@ -1,7 +1,7 @@
 """The routes of other servers on a served run: what real clients get beside the answers over gRPC, and what a route costs.
 
     compress run RECIPE --out RUN
-    python benchmarks/clients.py RUN [--model NAME] [--rows 200] [--turns 5] [--seconds 5] [--only equal throughput] [--out FILE]
+    python benchmarks/server/clients.py RUN [--model NAME] [--rows 200] [--turns 5] [--seconds 5] [--only equal throughput] [--out FILE]
 
 A run of `sentence-embedding`, `text-classification`, `text-ranking`, `token-classification` or `question-answering`. The packages `openai`
 and `huggingface_hub` have to be installed. The clients run on the machine of the server and share its cores.

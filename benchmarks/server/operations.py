@@ -1,7 +1,7 @@
 """What a served run does when things go wrong: overload, roll-over, deaths, damaged files, slow and hostile clients, and starts.
 
     compress run RECIPE --out RUN --set 'stages.triton_repo.queue={max_requests: 64, timeout_ms: 250}'
-    python benchmarks/operations.py RUN [--next RUN2] [--model NAME] [--seconds 120] [--only overload rollover ...] [--out FILE]
+    python benchmarks/server/operations.py RUN [--next RUN2] [--model NAME] [--seconds 120] [--only overload rollover ...] [--out FILE]
 
 Each scenario serves the run as `compress serve` does (front, Triton, supervisor) and sends its evaluation rows with the load generator of
 `compress bench --server`, as a Poisson process. Capacity is the throughput of 32 requests under way. Prints and writes JSON: figures of the
@@ -47,7 +47,18 @@ from foundation.core.errors import InputError
 from foundation.machine.environment import fingerprint
 from foundation.standalone.preprocess import Preprocessor
 from parts.beside import beside
-from parts.served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio, sent_slowly, under_their_folders
+from parts.served_model import (
+    ServedModel,
+    Settings,
+    arguments,
+    carry_out,
+    deaths,
+    in_turns,
+    median,
+    ratio,
+    sent_slowly,
+    under_their_folders,
+)
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer
@@ -172,27 +183,14 @@ def death(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.serving() as running:
 
-        def killed(name: str) -> float:
-            assert running._triton is not None
-            assert running._triton._process is not None
-            below = psutil.Process(running._triton._process.pid).children(recursive=True)
-            next(one for one in below if name in one.name()).kill()
-            started = time.monotonic()
-            time.sleep(0.3)
-            while time.monotonic() - started < 60:
-                try:
-                    evaluate(running.grpc_address, bench.model.name, bench.model.rows[:1])
-                    return round(time.monotonic() - started, 2)
-                except RequestError:
-                    time.sleep(0.02)
-            raise AssertionError("not back within a minute")
+        def answers() -> bool:
+            try:
+                evaluate(running.grpc_address, bench.model.name, bench.model.rows[:1])
+            except RequestError:
+                return False
+            return True
 
-        def work() -> dict[str, Any]:
-            model = killed("stub")
-            time.sleep(2.0)
-            return {"back_after_s": {"model process": model, "Triton": killed("tritonserver")}}
-
-        return {**bench.beside(running, work), "deaths": running.deaths}
+        return {**bench.beside(running, lambda: deaths(running, answers)), "deaths": running.deaths}
 
 
 def damage(bench: Bench) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A language model of a run behind Triton against its engine alone: tokens per second for the same questions, in turns.
 
     compress run RECIPE --out RUN          a language model, up to the stage triton_repo
-    python benchmarks/generation_served.py RUN [--model NAME] [--streams 1 8] [--tokens 48] [--questions FILE] [--turns 3]
+    python benchmarks/server/generation_served.py RUN [--model NAME] [--streams 1 8] [--tokens 48] [--questions FILE] [--turns 3]
 
 The engine alone answers as many questions at once as there are streams, in its own process; the server has as many clients, each with one
 question at a time. Client and server share the processors, tokenizer and network are part of the server's time. Answers go on past end

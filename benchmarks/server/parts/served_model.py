@@ -26,6 +26,7 @@ from compress.commands.load_test import evaluation_rows
 from compress.report import evaluations
 from foundation.artifacts.run_folder import open_run
 from foundation.core.engines import ENGINES
+from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_logits
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo import environment, served_models
@@ -79,6 +80,46 @@ def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Seq
         if given.out is not None:
             given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
+
+
+def back_after(service: Service, process: str, answers: Callable[[], bool]) -> float:
+    """Kills a process of a server; returns the seconds until it answers again.
+
+    Args:
+        service: The server.
+        process: Part of the name of the process: stub for a model's, tritonserver for Triton itself.
+        answers: Sends a request; whether it was answered.
+    """
+    assert service._triton is not None
+    assert service._triton._process is not None
+    below = psutil.Process(service._triton._process.pid).children(recursive=True)
+    next(one for one in below if process in one.name()).kill()
+    started = time.monotonic()
+    time.sleep(0.3)
+    while time.monotonic() - started < 60:
+        if answers():
+            return round(time.monotonic() - started, 2)
+        time.sleep(0.02)
+    raise AssertionError("not back within a minute")
+
+
+def deaths(service: Service, answers: Callable[[], bool]) -> dict[str, Any]:
+    """Kills the process of a model, then Triton itself; arguments as above."""
+    model = back_after(service, "stub", answers)
+    time.sleep(2.0)
+    return {"back_after_s": {"model process": model, "Triton": back_after(service, "tritonserver", answers)}}
+
+
+def head_of(model: ServedModel) -> dict[str, Any]:
+    """Returns what stands before the scenarios: versions, hardware, the model and its engine."""
+    return {
+        "environment": fingerprint(),
+        "server": dict(environment.check().versions),
+        "model": model.name,
+        "engine": {**model.engine, "max_batch_size": int(model.config.max_batch_size)},
+        "rows": len(model.rows),
+        "load_average": psutil.getloadavg(),
+    }
 
 
 def under_their_folders(run: Path) -> list[served_models.ServedModel]:

@@ -1,7 +1,8 @@
 """What a server costs: a run's model behind `compress serve`, against its engine alone, in turns.
 
     compress run RECIPE --out RUN
-    python benchmarks/serving.py RUN [--model NAME] [--turns 3] [--seconds 5] [--minutes 30] [--only equal saturation ...] [--out FILE]
+    python benchmarks/server/serving.py RUN [--model NAME] [--turns 3] [--seconds 5] [--minutes 30]
+        [--only equal saturation ...] [--out FILE]
 
 The engine alone runs in a process of its own, with the tokenizer, from the files that the server runs (`parts/bare_engine.py`). Requests
 hold the evaluation rows of the run with their real lengths, in the same order for both. The load generator runs on the same machine as the
@@ -26,17 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import tritonclient.grpc
 import tritonclient.http
 
-from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES
 from parts.bare_engine import BareEngine, asked, predicted
-from parts.served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio, sampled
-from triton_repo import environment
+from parts.served_model import ServedModel, Serving, Settings, arguments, carry_out, head_of, in_turns, median, ratio, sampled
 from triton_repo.client import Answers, tensors
 from triton_repo.load.settings import Load
 from triton_repo.tuning.load import loaded
@@ -254,15 +252,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     given = parser.parse_args()
     bench = Bench(ServedModel.of(given.run.resolve(), given.model), given)
-    head = {
-        "environment": fingerprint(),
-        "server": dict(environment.check().versions),
-        "model": bench.model.name,
-        "engine": {**bench.model.engine, "max_batch_size": bench.batch},
-        "rows": len(bench.model.rows),
-        "load_average": psutil.getloadavg(),
-    }
-    carry_out(given, head, SCENARIOS, bench)
+    carry_out(given, head_of(bench.model), SCENARIOS, bench)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What gRPC costs and keeps with the front before Triton, and without it: `compress serve --grpc front` and `--grpc triton`, in turns.
 
     compress run RECIPE --out RUN
-    python benchmarks/grpc_sockets.py RUN [--model NAME] [--turns 5] [--seconds 5] [--max-requests 64] [--timeout-ms 250]
+    python benchmarks/server/grpc_sockets.py RUN [--model NAME] [--turns 5] [--seconds 5] [--max-requests 64] [--timeout-ms 250]
         [--only one saturation overload rollover] [--out FILE]
 
 Both servers run at once and are asked in turns, as is the engine alone (`parts/bare_engine.py`). Requests hold the evaluation rows of the
@@ -28,14 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
 from parts.bare_engine import BareEngine, asked
 from parts.beside import beside
-from parts.served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio
-from triton_repo import environment
+from parts.served_model import ServedModel, Serving, Settings, arguments, carry_out, head_of, in_turns, median, ratio
 from triton_repo.client import evaluate
 from triton_repo.load.settings import Load
 from triton_repo.ports import Grpc
@@ -249,15 +246,7 @@ def main() -> None:
     parser.add_argument("--timeout-ms", type=float, default=250.0)
     given = parser.parse_args()
     bench = Bench(ServedModel.of(given.run.resolve(), given.model), given)
-    head = {
-        "environment": fingerprint(),
-        "server": dict(environment.check().versions),
-        "model": bench.model.name,
-        "engine": {**bench.model.engine, "max_batch_size": bench.batch},
-        "rows": len(bench.model.rows),
-        "load_average": psutil.getloadavg(),
-    }
-    carry_out(given, head, SCENARIOS, bench)
+    carry_out(given, head_of(bench.model), SCENARIOS, bench)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the routes of other servers do when things go wrong: overload, roll-over, deaths, slow clients, large and malformed bodies.
 
     compress run RECIPE --out RUN --set 'stages.triton_repo.queue={max_requests: 64, timeout_ms: 250}'
-    python benchmarks/route_operations.py RUN [--next RUN2] [--model NAME] [--seconds 30] [--only overload rollover ...] [--out FILE]
+    python benchmarks/server/route_operations.py RUN [--next RUN2] [--model NAME] [--seconds 30] [--only overload rollover ...] [--out FILE]
 
 A run of `text-classification` or `sentence-embedding`, served as `compress serve` does. Clients send evaluation rows, one in a request, in
 turns over all routes that fit the model: `/predict` and `/models/NAME`, or `/v1/embeddings`, `/embed` and `/models/NAME`. Every answer is
@@ -34,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from compress.commands.rollout import answer as roll_out
 from foundation.machine.environment import fingerprint
 from foundation.standalone.response import VECTOR
-from parts.served_model import ServedModel, arguments, carry_out, sent_slowly, under_their_folders
+from parts.served_model import ServedModel, arguments, carry_out, deaths, sent_slowly, under_their_folders
 from triton_repo import environment
 from triton_repo.deployment import repository_of
 from triton_repo.service import Service
@@ -235,24 +234,8 @@ def death(bench: Bench) -> dict[str, Any]:
     with bench.serving() as (running, clients):
         route, connection = clients.routes[0], http.client.HTTPConnection(running.http_address, timeout=30)
         body = json.dumps(route.body(bench.rows[0])).encode()
-
-        def killed(name: str) -> float:
-            below = psutil.Process().children(recursive=True)
-            next(one for one in below if name in one.name()).kill()
-            started = time.monotonic()
-            time.sleep(0.3)
-            while time.monotonic() - started < 60:
-                if posted(connection, route.path, body)[0] == 200:
-                    return round(time.monotonic() - started, 2)
-                time.sleep(0.02)
-            raise AssertionError("not back within a minute")
-
-        def work() -> dict[str, Any]:
-            model = killed("stub")
-            time.sleep(2.0)
-            return {"back_after_s": {"model process": model, "Triton": killed("tritonserver")}}
-
-        return {**bench.beside(clients, work), "deaths": running.deaths}
+        found = bench.beside(clients, lambda: deaths(running, lambda: posted(connection, route.path, body)[0] == 200))
+        return {**found, "deaths": running.deaths}
 
 
 def slow(bench: Bench) -> dict[str, Any]:
