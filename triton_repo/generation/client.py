@@ -76,6 +76,9 @@ class Piece:
 class LanguageClient:
     """A connection to one model, for one answer at a time; a context manager.
 
+    One stream of gRPC carries all answers, as long as each is read to its end: opening another one for each answer takes a thread here and
+    a call there, longer than the answer of a small model.
+
     Args:
         address: host:port of gRPC.
         model: Name of the model.
@@ -88,11 +91,15 @@ class LanguageClient:
 
         self._client, self._model = InferenceServerClient(address), model
         self._seconds = request_seconds + GRACE_SECONDS if seconds is None else seconds
+        self._responses: Arrived | None = None
+        """What comes in the open stream; None: none is open."""
+        self._answering = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
         self._client.close()
 
     def stream(
@@ -106,21 +113,38 @@ class LanguageClient:
         """Yields the answer to a prompt in pieces; give one of `text`, `messages` and `ids`.
 
         Raises:
-            RequestError: The server refused the request or did not answer in time.
+            RequestError: The server refused the request or did not answer in time, or another answer is under way.
         """
         given: dict[str, Setting | None] = {TEXT: text, MESSAGES: None if messages is None else json.dumps(list(messages)), INPUT_IDS: ids}
         values = {**given, **{name.upper(): value for name, value in settings.items()}}
         tensors = inputs({name: value for name, value in values.items() if value is not None})
-        found: Arrived = queue.Queue()
-        self._client.start_stream(lambda result, error: found.put((result, error)))
+        if self._answering:
+            raise RequestError(f"model {self._model}: an answer is under way on this connection; read it to its end, or close it")
+        responses, whole, self._answering = self._open(), False, True
         try:
             self._client.async_stream_infer(self._model, tensors)
-            last = False
-            while not last:
-                piece, last = self._next(found)
+            while not whole:
+                piece, whole = self._next(responses)
                 yield piece
         finally:
-            self._client.stop_stream(cancel_requests=True)
+            self._answering = False
+            if not whole:
+                self._stop()
+
+    def _stop(self) -> None:
+        """Ends the stream, and the answer in it."""
+        self._responses = None
+        self._client.stop_stream(cancel_requests=True)
+
+    def _open(self) -> Arrived:
+        """Opens a stream, if none is open; returns what comes in it."""
+        if self._responses is not None and not self._responses.empty():  # between two answers comes nothing but its end
+            self._stop()
+        if self._responses is None:
+            arrived: Arrived = queue.Queue()
+            self._client.start_stream(lambda result, error: arrived.put((result, error)))
+            self._responses = arrived
+        return self._responses
 
     def _next(self, responses: Arrived) -> tuple[Piece, bool]:
         """Returns the next piece, and whether it is the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +221,63 @@ def test_an_answer_that_a_time_limit_cut_off_says_what_to_change(monkeypatch: py
     line = r"model m: 1 tokens came, 4 were asked for \(timeout\); raise triton_repo.request_seconds"
     with pytest.raises(RequestError, match=line):
         client.greedy("nowhere", "m", [np.array([5], np.int32)], 4, 1)
+
+
+class Streams:
+    """Stands for the client of Triton: every answer is one token, then the end; counts its streams."""
+
+    opened = 0
+
+    def __init__(self, address: str) -> None:
+        self._callback: Any = None
+
+    def start_stream(self, callback: Any) -> None:
+        assert self._callback is None, "a stream is open"
+        self._callback, Streams.opened = callback, Streams.opened + 1
+
+    def async_stream_infer(self, model: str, tensors: Any) -> None:
+        for last in (False, True):
+            self._callback(Result(last), None)
+
+    def stop_stream(self, *, cancel_requests: bool) -> None:
+        assert cancel_requests
+        if self._callback is not None:
+            self._callback(None, Exception("cancelled"))
+        self._callback = None
+
+    def close(self) -> None:
+        assert self._callback is None
+
+
+@dataclass(frozen=True)
+class Result:
+    last: bool
+
+    def as_numpy(self, name: str) -> Any:
+        known = {"TEXT": np.array([b"a"], np.object_), "TOKENS": np.array([5]), "INDEX": np.array([0])}
+        return known.get(name)
+
+    def get_response(self) -> Any:
+        return SimpleNamespace(parameters={client.FINAL: SimpleNamespace(bool_param=self.last)})
+
+
+def test_answers_read_to_their_end_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tritonclient.grpc.InferenceServerClient", Streams)
+    Streams.opened = 0
+    with client.LanguageClient("nowhere", "m") as asked:
+        for _ in range(3):
+            assert [piece.tokens for piece in asked.stream(ids=[5])] == [[5], [5]]
+        assert Streams.opened == 1
+        left = asked.stream(ids=[5])
+        next(left)
+        with pytest.raises(RequestError, match="under way"):
+            next(asked.stream(ids=[5]))
+        left.close()
+        assert [piece.tokens for piece in asked.stream(ids=[5])] == [[5], [5]], "nothing is left of the answer that was given up"
+        assert Streams.opened == 2
+        asked._responses.put((None, Exception("the server has ended the stream")))  # type: ignore[union-attr, arg-type]
+        assert len(list(asked.stream(ids=[5]))) == 2
+        assert Streams.opened == 3
 
 
 def served(**keys: Any) -> TritonRepo:
