@@ -11,6 +11,8 @@ The amounts follow from the recipe, the data and the shapes of the model. What o
     bytes    bytes that the step writes
     builds   graphs that export traces
     engines  engines, in each of their modes, that are built, evaluated and opened
+    written  multiply-accumulates of the tokens that torch answers one after the other, in an export
+    answered the same of engines
     sampled  seconds of samples, and of answers of the server, if the engines compute `REFERENCE_SPEED` multiply-accumulates a second
     served   models that a server is started with
     asked    rows that the server answers
@@ -25,8 +27,8 @@ from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Evaluate, Latency, Source, shapes
 from export.export import Export
-from export.parity.rows import GATE_ROWS
-from foundation.core.engines import REFERENCE
+from export.parity.rows import GATE_PROMPTS, GATE_ROWS, looks
+from foundation.core.engines import ENGINES, REFERENCE
 from foundation.measure.race import BLOCKS
 from foundation.models.library import sizes_config
 from foundation.schemes.int8 import has_vnni
@@ -69,10 +71,11 @@ def parts_of(
         builds = len(default_builds(variants, context))
         engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
-            judged = MODES * engines * (ANSWERED if context.facts.generates else 1)
+            made = {"start": 1, "builds": builds, "bytes": disk_bytes}
+            if context.facts.generates:
+                return made | _answers(step, padded * macs, config, builds, context)
             rows = len(context.data.evaluation) + min(GATE_ROWS, len(context.data.selection))
-            macs *= MODES * engines * rows
-            return {"start": 1, "builds": builds, "engines": judged, "macs": padded * macs, "bytes": disk_bytes}
+            return made | {"engines": MODES * engines, "macs": padded * MODES * engines * rows * macs}
         if isinstance(step, Latency):
             timed = 2 + MODES * engines
             return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
@@ -88,6 +91,33 @@ def parts_of(
     evaluated = [*variants.values()][-1:] if isinstance(step, Evaluate) else []
     integers = any(one.quantizer is not None and is_static_int8(SCHEMES[one.quantizer.scheme].precision) for one in evaluated)
     return {"start": 1, "products": work * _overhead(config) * (INTEGER if integers and has_vnni() else 1.0)}
+
+
+def _answers(step: Export, macs: float, config: PreTrainedConfig, builds: int, context: Context) -> dict[str, float]:
+    """Returns the amounts of an export whose engines answer rows and prompts, and torch with them.
+
+    Args:
+        step: The step.
+        macs: Multiply-accumulates of its model for one row.
+        config: Transformers config of its model.
+        builds: Builds, each of a checkpoint that torch answers too.
+        context: Data and target.
+    """
+    data, settings, names = context.data, step.generation, [name for name in context.target.engines if name != REFERENCE]
+    answering = sum(ENGINES[name].generates is not None for name in names)
+    engines = builds * (answering + MODES * (len(names) - answering))  # modes of those that answer are alternatives
+    gate = data.selection if len(data.selection) else data.train
+    rows = min(GATE_ROWS, len(gate))
+    asked = min(rows, LOOKS * looks(rows, round(rows * gate.labels.count() / max(1, len(gate))))[0])
+    held_out = settings.prompts if settings.questions is not None else min(settings.prompts, len(data.evaluation))
+    tokens = settings.tokens * (held_out + min(GATE_PROMPTS, settings.prompts)) * macs / max(1, context.max_length)
+    return {
+        "engines": engines,
+        "macs": engines * (len(data.evaluation) + asked) * macs,
+        "products": WAYS * builds * asked * macs * _overhead(config),
+        "written": builds * (answering > 0) * tokens * _overhead(config),
+        "answered": builds * answering * tokens,
+    }
 
 
 def _overhead(config: PreTrainedConfig) -> float:
@@ -123,6 +153,10 @@ SMALL = 300.0
 INTEGER = 0.5
 """Time of a product of int8 codes in torch over one in float32, on a processor with VNNI."""
 ANSWERED = 4.0
-"""How much longer an engine or a served model of a language model takes, which is asked prompt by prompt."""
+"""How much longer a served model of a language model takes, which is asked prompt by prompt."""
+LOOKS = 1.5
+"""Rows that the gate of predictions asks, over those of its first look, on average over float and quantized builds."""
+WAYS = 1.5
+"""How often torch answers them: in its own way, and for some builds with the rounding of an engine and in float."""
 REFERENCE_SPEED = 3.5e10
 """Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

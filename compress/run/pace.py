@@ -15,6 +15,10 @@ TRAINS = ("finetune", "distill", "prune", "sparsify")
 LOOP_S = 0.04
 """Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""
 START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 2.0}
+WRITTEN = 3.0
+"""How many times longer a product takes for one token of each text of a batch than for whole texts, in torch."""
+ANSWERED = 2.0
+"""The same in engines, which answer as many prompts at once as they can."""
 TRACED_S = 1.85e-7
 """Seconds of export for a byte: the graph is traced, rewritten, hashed, compiled and read again."""
 
@@ -32,6 +36,8 @@ def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
         "start": slow * START_S.get(stage, 2.0),
         "products": 1 / (known.trained_per_s if stage in TRAINS else known.macs_per_s),
         "macs": 1 / engines,
+        "written": WRITTEN / known.macs_per_s,
+        "answered": ANSWERED / engines,
         "bytes": slow * TRACED_S if stage == "export" else 2.0 / known.written_per_s,
         "builds": slow * 4.0,
         "engines": slow * 1.6,
