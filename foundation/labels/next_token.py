@@ -65,15 +65,18 @@ def answers_of(rows: Sequence[Block | TokenPair], logits: Array, width: int) -> 
     """
     answers = np.zeros((len(rows), width, 2), np.float32)
     answers[..., 1] = NO_CHOICE
-    for row, given, logits_LV in zip(answers, rows, logits, strict=True):  # row by row: the exponentials take as much memory as logits
+    powers_LV = np.empty(logits.shape[1:], logits.dtype)  # of one row after the other: they take as much memory as its logits
+    for row, given, logits_LV in zip(answers, rows, logits, strict=True):
         target_T = targets(given)
         count = len(target_T)
-        scores_TV = logits_LV[:count]
-        largest_T = scores_TV.max(axis=1)
-        totals_T = np.exp(scores_TV - largest_T[:, None]).sum(axis=1)
+        scores_TV, places_T = logits_LV[:count], np.arange(count)
+        choice_T = scores_TV.argmax(axis=1)
+        largest_T = scores_TV[places_T, choice_T]
+        powers_TV = np.subtract(scores_TV, largest_T[:, None], out=powers_LV[:count])
+        totals_T = np.exp(powers_TV, out=powers_TV).sum(axis=1)
         # The difference first: log(total) would lose its digits next to a large logit.
-        row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[np.arange(count), target_T])
-        row[:count, 1] = scores_TV.argmax(axis=1)
+        row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[places_T, target_T])
+        row[:count, 1] = choice_T
     return answers
 
 
