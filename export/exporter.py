@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from export.builds import HALVES, Build, Request
 from export.choices import FloatPrecision, FloatSetting
@@ -18,26 +20,25 @@ from export.generation.float_cache import FloatCache, rounds_cache, with_float_c
 from export.graph.quantized import write_graphs
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
-from export.parity.rows import gate_rows
 from foundation.artifacts import exported
 from foundation.artifacts.figures import Tokens
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES, REFERENCE, EngineName
-from foundation.data.splits import Split
 from foundation.labels.tasks import TASKS
 from foundation.measure.engine_process import EngineProcess
 from foundation.schemes.table import is_static_int8, of_precision
-from foundation.schemes.tables import load_tables
 from foundation.stage.context import Context
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor, Row
 
 if TYPE_CHECKING:
     from export.engines.module import WithTensors
+    from export.parity.gate import Compared, Gate
     from export.parity.parity import LayerParity
 
 MODEL = "model.onnx"
-BATCH_SIZE = 32
+TOGETHER = 32
+"""Rows that an engine with a cache, which is made for no shape, reads at once where it is evaluated."""
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
 
@@ -74,7 +75,11 @@ class Exporter:
         self.files = out / replace(build, precision="fp32").name if build.is_half else self.folder
         self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint.folder)
         self.preprocessor.save(self.folder)
-        self._rounded: dict[Rounding, Array] = {}
+
+    @property
+    def gate(self) -> Gate:
+        """The rows of the gate, and torch's answers to them."""
+        return self.agreement.predictions
 
     def run(self) -> exported.Build:
         """Builds, evaluates, compares; returns the entry of export.json."""
@@ -203,67 +208,10 @@ class Exporter:
             log=lambda line: self.context.progress.log(f"    {line}"),
         )
 
-    @cached_property
-    def _gate(self) -> tuple[Split, Array]:
-        """The rows of the parity gate and what torch eager answers to them: what every engine has to agree with."""
-        rows = gate_rows(self.context.data)
-        return rows, self._in_torch(rows)
-
-    @cached_property
-    def _floating(self) -> Array:
-        """Torch's answers to the rows of the gate with grid weights and float activations."""
-        from foundation.measure.predictions import predict
-        from foundation.models.checkpoint import load_float
-
-        return predict(load_float(self.build.checkpoint.folder), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
-
-    def _as_rounded(self, rounding: Rounding) -> Array:
-        """Returns torch's answers to the rows of the gate, with the rounding of an engine that has its own scales of tokens."""
-        from foundation.measure.predictions import predict, predicts_streamed
-        from foundation.models.checkpoint import load, load_float
-
-        split, expected = self._gate
-        checkpoint = self.build.checkpoint
-        if predicts_streamed(checkpoint.folder, self.context.task) or not (rounding.exact or load_tables(checkpoint.folder)):
-            return expected
-        if rounding not in self._rounded:
-            model = load_float(checkpoint.folder) if rounding.exact else load(checkpoint.folder)
-            with rounding.rounds(model, checkpoint):
-                self._rounded[rounding] = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
-        return self._rounded[rounding]
-
-    @cached_property
-    def _amplified(self) -> exported.Parity | None:
-        """How the predictions of torch compare with its own after a nudge, where they do not pass the gate; None where they do, and for
-        models that are not held to this (`export.parity.amplified`)."""
-        from export.parity.amplified import nudged
-        from foundation.measure.agreement import compare_predictions
-        from foundation.measure.predictions import predict, predicts_streamed
-        from foundation.models.checkpoint import load
-
-        (split, expected), task, checkpoint = self._gate, self.context.task, self.build.checkpoint
-        if not TASKS[task].generates or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint.folder, task):
-            return None
-        model = load(checkpoint.folder)
-        with nudged(model):
-            answers = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
-        compared = exported.Parity(**compare_predictions(task, expected, answers, split.labels))
-        return None if compared.passed else compared
-
     def _rounding(self, engine: EngineName) -> Rounding | None:
         """Returns the engine's own dynamic quantization of this build; None if it has none."""
         scheme = of_precision(self.build.precision)
         return None if scheme is None else engine_module(engine).rounding(scheme)
-
-    def _in_torch(self, split: Split) -> Array:
-        """Returns the predictions of torch eager."""
-        from foundation.measure.predictions import predict, predict_streamed, predicts_streamed
-        from foundation.models.checkpoint import load
-
-        checkpoint = self.build.checkpoint
-        if predicts_streamed(checkpoint.folder, self.context.task):
-            return predict_streamed(checkpoint.folder, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
-        return predict(load(checkpoint.folder), self.preprocessor, split.rows, BATCH_SIZE)
 
     def _judged(self, entry: exported.Engine, model: Path) -> exported.Engine:
         """Compares one engine with torch on selection rows, and evaluates it if it passes; returns its entry.
@@ -274,12 +222,15 @@ class Exporter:
         from foundation.measure.answers import load_logits
 
         if entry.engine == REFERENCE:
-            compared, _ = self._compared(entry, self._gate[1])
+            own = self.gate.in_torch(self.build.checkpoint, "integers", self.gate.looks[0])
+            compared = self._parity(entry, self._compared(entry, own))
             there = self.context.predictions.get(self.build.variant)
-            logits = load_logits(there) if there else self._in_torch(self.context.data.evaluation)
+            rows = self.context.data.evaluation.rows
+            logits = load_logits(there) if there else self.gate.predicted(self.build.checkpoint, "integers", rows)
             return self._evaluated(entry, compared, logits)
         spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
-        batch, rounds = spec.evaluation_batch, rounds_cache(entry)
+        rounds, generates = rounds_cache(entry), ENGINES[entry.engine].generates is not None
+        batch = max(spec.evaluation_batch, TOGETHER) if generates else spec.evaluation_batch
         with EngineProcess(with_float_cache(spec) if rounds else spec) as process:
             counted = entry.with_(**dict(self._share(process, model)))
             compared, reason = self._gated(process, entry, model, batch)
@@ -288,29 +239,55 @@ class Exporter:
             if not rounds:
                 return self._measured(process, counted, compared, batch)
             path = self.folder / f"{entry.engine}-{entry.mode}{self._half(entry)}-float-cache.safetensors"
-            floating = FloatCache.of(process, self.context.data.evaluation, batch, self.agreement, path)
+            evaluation = self.context.data.evaluation
+            logits = self._predicted(process, entry, evaluation.rows, batch)
+            floating = FloatCache.of(process, logits, evaluation.labels, self.agreement, path)
         with EngineProcess(spec) as process:
             measured = self._measured(process, counted, compared, batch)
         return floating.cost(measured, self.out, self.context)
 
     def _gated(self, process: EngineProcess, entry: exported.Engine, model: Path, batch: int) -> tuple[exported.Parity, str | None]:
-        """Compares an engine with torch on selection rows; returns the comparison, and why it does not pass, or None."""
-        answers = process.predict(self._gate[0].rows, batch)
+        """Compares an engine with torch on selection rows; returns the comparison, and why it does not pass, or None.
+
+        Raises:
+            ParityError: The integers of a layer are wrong.
+        """
+        from export.parity.parity import check_layers
+
+        name = f"{self.build.name} {entry.engine} {entry.mode}"
         probed = ENGINES[entry.engine].probed and entry.float_precision == "fp32"
-        compared, reason = self._compared(entry, answers, self._layers(process, model, entry.engine) if probed else [])
+        answers: list[Array] = []
+        layers: list[LayerParity] = []
+        found: Compared | None = None
+        for done, count in pairwise([0, *self.gate.looks]):
+            answers.append(self._predicted(process, entry, self.gate.split.rows[done:count], batch))
+            if probed and not done:
+                layers = self._layers(process, model, entry.engine)
+                check_layers(name, layers)
+            found = self._compared(entry, np.concatenate(answers))
+            if found.settled:
+                break
+        assert found is not None, "the gate has rows"
+        self._log(entry, found, sum(map(len, answers)))
+        compared, reason = self._parity(entry, found, layers), None if found.short is None else f"parity: {name}: {found.short}"
         if self._decides_float_part(entry):
             request = entry.engine, self.build.variant, self.build.precision, str(entry.float_precision)
-            self.answers[request] = process.predict(trial_rows(self.context), batch)
+            self.answers[request] = self._predicted(process, entry, trial_rows(self.context), batch)
         if reason is None and ENGINES[entry.engine].generates:
             tokens, reason = self._answers(process, entry, compared.amplified is not None)
             compared = compared.with_(tokens=tokens)
         return compared, reason
 
+    def _predicted(self, process: EngineProcess, entry: exported.Engine, rows: Sequence[Row], batch: int) -> Array:
+        """Returns an engine's predictions for rows."""
+        with self.context.progress.bar(f"    {entry.engine} {entry.mode}: rows", len(rows)) as advance:
+            return process.predict(rows, batch, advance)
+
     def _measured(self, process: EngineProcess, entry: exported.Engine, compared: exported.Parity, batch: int) -> exported.Engine:
         """Evaluates an engine that has passed; returns its entry."""
         if ENGINES[entry.engine].generates:
             entry = entry.with_(generation=self._generation(process, entry))
-        return self._evaluated(entry, compared, process.predict(self.context.data.evaluation.rows, batch))
+        return self._evaluated(entry, compared, self._predicted(process, entry, self.context.data.evaluation.rows, batch))
 
     def _half(self, entry: exported.Engine) -> str:
         """Returns the suffix of the files of a mode of an int8 build whose float part is fp16 or bf16."""
@@ -345,46 +322,27 @@ class Exporter:
             )
         return found.with_(file=self._relative(path))
 
-    def _compared(self, entry: exported.Engine, answers: Array, layers: Sequence[LayerParity] = ()) -> tuple[exported.Parity, str | None]:
-        """Compares an engine with torch on the rows of the gate; returns the comparison, and why it does not pass, or None.
+    def _compared(self, entry: exported.Engine, answers: Array) -> Compared:
+        """Compares an engine's answers to the first rows of the gate with torch's."""
+        return self.gate.compare(self.build, answers, self._rounding(entry.engine), held=entry.float_precision == "fp32")
 
-        Raises:
-            ParityError: The integers of a layer are wrong.
-        """
-        from export.parity.amplified import NOISE, further_in_more_rows
-        from export.parity.own_rounding import further_than_torch
-        from export.parity.parity import as_rows, check_layers
-        from foundation.measure.agreement import compare_predictions, shortfall
+    def _parity(self, entry: exported.Engine, found: Compared, layers: Sequence[LayerParity] = ()) -> exported.Parity:
+        from export.parity.parity import as_rows
 
-        split, expected = self._gate
-        rounding = self._rounding(entry.engine)
-        if rounding is not None and rounding.exact:
-            expected = self._as_rounded(rounding)
-        name = f"{self.build.name} {entry.engine} {entry.mode}"
-        check_layers(name, layers)
-        compared = compare_predictions(self.context.task, expected, answers, split.labels)
+        return exported.Parity(engine=entry.engine, mode=entry.mode, layers=as_rows(layers), **found.figures)
+
+    def _log(self, entry: exported.Engine, found: Compared, rows: int) -> None:
+        """Logs how an engine compares with torch on the first rows of the gate."""
         own = entry.float_precision in (self.build.float_precision, self.build.precision)
         rest = "" if own else f", rest {entry.float_precision}"
+        whole, figures = len(self.gate.split), found.figures
+        some = "" if rows == whole else f"; {rows} of {whole} rows are enough"
         self.context.progress.log(
-            f"    {entry.engine} {entry.mode}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
-            f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
+            f"    {entry.engine} {entry.mode}{rest}: on selection rows {figures['disagreements']} of {figures['n']} predictions "
+            f"differ from torch, median |d{figures['differs']}| {figures['median_abs']:.4f}, max {figures['max_abs']:.4f}{some}"
         )
-        short = shortfall(compared, REFERENCE) if entry.float_precision == "fp32" else None
-        if short is not None and rounding is not None:
-            short = further_than_torch(self.context.task, self._floating, self._as_rounded(rounding), answers, split.labels)
-            compared["passed"] = short is None
-            self.context.progress.log(
-                f"      it rounds tokens by itself, {'no' if short is None else 'and is'} further from float than torch"
-            )
-        elif short is not None and (moved := self._amplified) is not None:
-            short = further_in_more_rows(self.context.task, self._floating, expected, answers)
-            compared |= {"passed": short is None, "amplified": moved.disagreements}
-            self.context.progress.log(
-                f"      the model amplifies rounding: moved by {NOISE:g}, torch itself predicts {moved.disagreements} of {moved.n} "
-                f"otherwise; the engine is {'no ' if short is None else ''}further from float than torch"
-            )
-        reason = None if short is None else f"parity: {name}: {short}"
-        return exported.Parity(engine=entry.engine, mode=entry.mode, layers=as_rows(layers), **compared), reason
+        for note in found.notes:
+            self.context.progress.log(f"      {note}")
 
     def _evaluated(self, entry: exported.Engine, compared: exported.Parity, logits: Array) -> exported.Engine:
         """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
@@ -437,7 +395,7 @@ class Exporter:
     def _probe(self, process: EngineProcess, entries: Sequence[WithTensors]) -> dict[str, Array]:
         """Returns the tensors of these layers and sites on some rows of the gate."""
         length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
-        rows = self._gate[0].rows[: max(1, PROBED_TOKENS // length) if length else 1]
+        rows = self.gate.split.rows[: max(1, PROBED_TOKENS // length) if length else 1]
         return process.probe(list(dict.fromkeys(name for entry in entries for name in entry.tensors)), rows, length)
 
     def _as_entry(self) -> exported.Build:

@@ -38,6 +38,7 @@ from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSOR
 
 if TYPE_CHECKING:
     from export.engines.module import WithTensors
+    from export.parity.gate import Compared
     from export.parity.parity import LayerParity
 
 
@@ -124,26 +125,25 @@ class TowersExporter(Exporter):
 
     def _probe(self, process: EngineProcess, entries: Sequence[WithTensors]) -> dict[str, Array]:
         """Returns the tensors of these layers and sites on some rows of the tower."""
-        split, _ = self._gate
+        split = self.gate.split
         rows = [split.rows[index] for index in split.labels.of_tower(self.tower).tolist()]
         length = max(self.preprocessor.towers[self.tower].buckets, default=None)
         names = list(dict.fromkeys(name for entry in entries for name in entry.tensors))
         return process.probe(names, rows[: max(1, PROBED_TOKENS // length) if length else 1], length)
 
-    def _compared(self, entry: exported.Engine, answers: Array, layers: Sequence[LayerParity] = ()) -> tuple[exported.Parity, str | None]:
+    def _compared(self, entry: exported.Engine, answers: Array) -> Compared:
         """Compares both towers with torch together, and each by itself."""
         from foundation.measure.agreement import compare_predictions, shortfall
 
-        compared, reason = super()._compared(entry, answers, layers)
-        split, expected = self._gate
+        found, split = super()._compared(entry, answers), self.gate.split
+        expected = self.gate.in_torch(self.build.checkpoint, "integers", len(answers))
         for name in SIDES:
             rows = split.labels.of_tower(name)
             own = compare_predictions(self.context.task, expected[rows], answers[rows], split.labels[rows])
             short = shortfall(own, f"torch ({name}s)") if entry.float_precision == "fp32" else None
-            if short is not None and reason is None and self._rounding(entry.engine) is None:
-                compared = compared.with_(passed=False)
-                reason = f"parity: {self.build.name} {entry.engine} {entry.mode}: {short}"
-        return compared, reason
+            if short is not None and found.short is None and self._rounding(entry.engine) is None:
+                found = replace(found, figures={**found.figures, "passed": False}, short=short)
+        return found
 
 
 def checkpoint_of_tower(checkpoint: Checkpoint, tower: str, out: Path) -> Checkpoint:

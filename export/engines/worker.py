@@ -4,7 +4,7 @@ It reads one JSON request a line from its input and writes one JSON answer a lin
 output as they like, so that the channel is a copy of it, and standard output itself is turned to standard error first.
 
     open        spec                                 -> versions
-    predict     rows, out (files), batch_size        -> n, placement
+    predict     rows, out (files), batch_size, stream -> n, placement; with stream first lines {"done"}: rows of a batch
     measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     probe       rows, out (files), tensors, length   -> n
@@ -72,6 +72,8 @@ class Worker:
             answer = compressed(self.preprocessor, [rows[index] for index in indices], found)
             logits = np.zeros((len(rows), *answer.shape[1:]), np.float32) if logits is None else logits
             logits[indices] = answer
+            if request.get("stream"):
+                self.tell({"done": len(indices)})
         if logits is None:
             raise ValueError("no rows to predict")
         save_file({"logits": logits}, request["out"])

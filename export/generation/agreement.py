@@ -8,8 +8,7 @@ answers. Where they have references, BLEU and chrF measure them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -20,8 +19,10 @@ from export.generation.prompts import Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.generation.rereading import original_positions
 from export.generation.translations import quality
+from export.parity.gate import Gate
 from export.parity.own_rounding import Rounding, fewer_than_chance
-from export.parity.rows import gate_rows
+from export.parity.rows import GATE_PROMPTS, gate_rows
+from export.parity.torch_models import TorchModels, Way, distinct
 from foundation.artifacts import exported, figures
 from foundation.core.decoding import Decoding
 from foundation.core.engines import REFERENCE
@@ -29,23 +30,26 @@ from foundation.core.errors import InputError
 from foundation.data.groups import groups_of_rows
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
-from foundation.models.checkpoint import load, load_float
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 
-GATE_PROMPTS = 32
 SERVED_PROMPTS = 8
 """Prompts of several lengths that the server is asked at once."""
 
 
 class Agreement:
-    """The prompts of a run and what torch answers to them; each checkpoint is asked once."""
+    """The prompts and rows of the gates, and what torch answers to them: once for each checkpoint and way of computing it."""
 
     def __init__(self, context: Context, settings: Generation) -> None:
         self._context, self.settings = context, settings
-        self._known: dict[tuple[Checkpoint, bool], Tokens] = {}
-        self._rounded: dict[tuple[Checkpoint, Rounding | None], Tokens] = {}
+        self._models = TorchModels()
+        self._known: dict[tuple[Checkpoint, Way, bool], Tokens] = {}
+
+    @cached_property
+    def predictions(self) -> Gate:
+        """The gate of predictions, which comes first."""
+        return Gate(self._context, self._models)
 
     def gate(
         self, process: EngineProcess, checkpoint: Checkpoint, *, rounding: Rounding | None, amplifies: bool = False
@@ -62,16 +66,15 @@ class Agreement:
         Returns:
             The comparison, and why the engine does not pass, or None.
         """
-        exact = rounding is not None and rounding.exact
-        expected = self._rounding(checkpoint, rounding) if exact else self._in_torch(checkpoint, held_out=False)
-        found = answer(process, self._gate_prompts)
+        expected = self._in_torch(checkpoint, rounding if rounding is not None and rounding.exact else "integers")
+        found = self._answer(process, self._gate_prompts)
         compared = figures.Tokens(**compare_tokens(expected, found))
         long = list(self._gate_prompts.long)
         for places in ([*range(len(found))], *([long] if long else ())):  # long ones on their own: few would be lost among many
             reason = token_shortfall(compare_tokens(expected[places], found[places]), REFERENCE)
             if reason is not None and (rounding is not None or amplifies):
-                own = expected if rounding is None else self._rounding(checkpoint, rounding)
-                reason = fewer_than_chance(self._rounding(checkpoint, None)[places], own[places], found[places])
+                own = expected if rounding is None else self._in_torch(checkpoint, rounding)
+                reason = fewer_than_chance(self._in_torch(checkpoint, "float")[places], own[places], found[places])
             if reason is not None:
                 about = f", of {len(long)} prompts of {self._longest_prompt} tokens and fewer" if places is long else ""
                 return compared.with_(passed=False), f"{reason}{about}"
@@ -81,22 +84,9 @@ class Agreement:
     def _longest_prompt(self) -> int:
         return max(len(row) for row in self._gate_prompts.rows)
 
-    def _rounding(self, checkpoint: Checkpoint, rounding: Rounding | None) -> Tokens:
-        """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations.
-
-        Raises:
-            InputError: The model does not fit into memory.
-        """
-        if (checkpoint, rounding) not in self._rounded:
-            self._require_memory(checkpoint)
-            model = load_float(checkpoint.folder) if rounding is None or rounding.exact else load(checkpoint.folder)
-            with nullcontext() if rounding is None else rounding.rounds(model, checkpoint):
-                self._rounded[checkpoint, rounding] = greedy(model, self._gate_prompts)
-        return self._rounded[checkpoint, rounding]
-
     def answered(self, process: EngineProcess) -> Tokens:
         """Returns the greedy answers of an engine to the prompts from evaluation rows, or to questions, int32 [n, T]."""
-        return answer(process, self._evaluation_prompts)
+        return self._answer(process, self._evaluation_prompts)
 
     def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> exported.Generation:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
@@ -104,13 +94,15 @@ class Agreement:
         Answers to some prompts of the gate, of several lengths, are stored next to them in the file: the server answers both.
         """
         prompts = self._evaluation_prompts
-        found, baseline = self.answered(process), self._in_torch(Checkpoint(self._context.baseline.path), held_out=True)
+        found = self.answered(process)
+        own = self._in_torch(checkpoint, "integers", held_out=True)
+        baseline = self._in_torch(Checkpoint(self._context.baseline.path), "integers", held_out=True)
         save_answers(path, prompts.rows, found, self._served_answers(process))
         compared = exported.Generation(
             prompt_tokens=int(np.median([len(row) for row in prompts.rows])),
             questions=prompts.questions,
             baseline=figures.Tokens(**compare_tokens(baseline, found)),
-            torch=figures.Tokens(**compare_tokens(self._in_torch(checkpoint, held_out=True), found)),
+            torch=figures.Tokens(**compare_tokens(own, found)),
         )
         if not prompts.references:
             return compared
@@ -119,7 +111,7 @@ class Agreement:
 
     def _served_answers(self, process: EngineProcess) -> tuple[tuple[Tokens, ...], Tokens] | None:
         prompts = self._served_prompts
-        return None if prompts is None else (prompts.rows, answer(process, prompts))
+        return None if prompts is None else (prompts.rows, self._answer(process, prompts))
 
     def _texts(self, rows: Iterable[Tokens]) -> list[str]:
         """Returns the texts of answers, without special tokens."""
@@ -150,17 +142,30 @@ class Agreement:
         longest = most_tokens(baseline.config)
         return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
 
-    def _in_torch(self, checkpoint: Checkpoint, *, held_out: bool) -> Tokens:
-        """Returns the greedy answers of a checkpoint to the prompts from evaluation rows, or from selection rows.
+    def _in_torch(self, checkpoint: Checkpoint, way: Way, *, held_out: bool = False) -> Tokens:
+        """Returns the greedy answers of torch to the prompts of the gate, or from evaluation rows.
+
+        Args:
+            checkpoint: The checkpoint.
+            way: How torch computes it.
+            held_out: Whether the prompts are from evaluation rows.
 
         Raises:
             InputError: The model does not fit into memory.
         """
-        if (checkpoint, held_out) not in self._known:
+        way = distinct(checkpoint, way)
+        if (checkpoint, way, held_out) not in self._known:
             self._require_memory(checkpoint)
             prompts = self._evaluation_prompts if held_out else self._gate_prompts
-            self._known[checkpoint, held_out] = greedy(load(checkpoint.folder), prompts)
-        return self._known[checkpoint, held_out]
+            total = len(prompts.rows) * prompts.tokens
+            with self._models.open(checkpoint, way) as model, self._context.progress.bar("    torch: tokens", total) as advance:
+                self._known[checkpoint, way, held_out] = greedy(model, prompts, advance)
+        return self._known[checkpoint, way, held_out]
+
+    def _answer(self, process: EngineProcess, prompts: Prompts) -> Tokens:
+        name, total = process.job.labels["engine"], len(prompts.rows) * prompts.tokens
+        with self._context.progress.bar(f"    {name}: tokens", total) as advance:
+            return answer(process, prompts, advance)
 
     def _require_memory(self, checkpoint: Checkpoint) -> None:
         """Raises InputError where a checkpoint does not fit into memory."""
@@ -170,7 +175,14 @@ class Agreement:
             raise InputError(checkpoint.folder.name, "too large to answer in torch here", remedy="use a machine with more memory")
 
 
-def answer(process: EngineProcess, prompts: Prompts) -> Tokens:
-    """Returns the greedy tokens of an engine, int32 [n, T]; `ENDED` after an answer that ends."""
-    answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends))
+def answer(process: EngineProcess, prompts: Prompts, advance: Callable[[int], None] | None = None) -> Tokens:
+    """Returns the greedy tokens of an engine, int32 [n, T]; `ENDED` after an answer that ends.
+
+    Args:
+        process: The engine, open.
+        prompts: The prompts.
+        advance: Called with the number of tokens that came.
+    """
+    told = None if advance is None else lambda _, tokens: advance(len(tokens))
+    answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends), told)
     return filled([one.tokens[0] for one in answers], prompts.tokens)

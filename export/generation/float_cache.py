@@ -17,7 +17,8 @@ from export.engines.spec import EngineSpec
 from export.generation.agreement import Agreement
 from export.generation.prompts import Tokens
 from foundation.artifacts import exported, figures
-from foundation.data.splits import Split
+from foundation.core.arrays import Array
+from foundation.labels.form import Labels
 from foundation.measure.answers import load_predictions, save_predictions
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.metrics import metrics
@@ -46,9 +47,9 @@ class FloatCache:
     """Its greedy answers to the evaluation prompts, int32 [n, T]."""
 
     @classmethod
-    def of(cls, process: EngineProcess, evaluation: Split, batch_size: int, agreement: Agreement, path: Path) -> FloatCache:
-        """Asks an open engine; its predictions are written to `path`."""
-        save_predictions(path, process.predict(evaluation.rows, batch_size), evaluation.labels)
+    def of(cls, process: EngineProcess, logits: Array, labels: Labels, agreement: Agreement, path: Path) -> FloatCache:
+        """Asks an open engine for tokens; its predictions for the evaluation split are written to `path`."""
+        save_predictions(path, logits, labels)
         return cls(path, agreement.answered(process))
 
     def cost(self, entry: exported.Engine, root: Path, context: Context) -> exported.Engine:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from export.choices import Generation
+from export.generation.missing_keys import missing_keys
 from export.generation.questions import prompts_of
 from export.generation.rereading import read_again_at
 from foundation.core.errors import InputError
@@ -37,7 +39,11 @@ BEYOND = 44
 """Tokens by which a long prompt exceeds the length of one step, or of a switch."""
 LONG_PROMPTS = 4
 """Number of long prompts: enough that an engine does not fail all of them by chance."""
-BATCH_SIZE = 16
+BATCH_SIZE = 32
+MOST_PADDING = 1024
+"""Tokens that may fill up the prompts of a batch: to read them takes torch less time than to write the answers of another batch."""
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+"""Rotary embeddings whose angles depend on the length of the longest text of a batch."""
 Tokens = NDArray[np.int32]
 T = TypeVar("T")
 
@@ -126,7 +132,7 @@ def _spread(rows: Sequence[T], count: int) -> list[T]:
     return [rows[index] for index in np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
 
 
-def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
+def greedy(model: nn.Module, prompts: Prompts, advance: Callable[[int], None] | None = None) -> Tokens:
     """Returns the most likely tokens, one after the other, int32 [n, T].
 
     The continuation of a block extends past end tokens. An answer to a source or a question ends with one; `ENDED` follows it.
@@ -134,6 +140,7 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     Args:
         model: A language model of Transformers in eval mode, float or quantized.
         prompts: The prompts.
+        advance: Called with the number of tokens that were chosen.
     """
     if prompts.references:
         with dequantized_once(model):
@@ -141,33 +148,84 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     answers = np.full((len(prompts.rows), prompts.tokens), ENDED, np.int32)
     ends = answer_tokens(model).ends if prompts.ends else ()
     with torch.inference_mode(), dequantized_once(model):
-        for chosen in _batches(prompts.rows):
-            found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends)
+        for chosen in _batches(prompts.rows, MOST_PADDING if takes_padding(model) else 0):
+            found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends, advance)
             answers[chosen, : found.shape[1]] = found
     return answers
 
 
-def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
-    """Yields the indices of prompts of equal length, at most `BATCH_SIZE` at once: padding would change the prompt."""
-    for length in sorted({len(row) for row in rows}):
-        alike = [index for index, row in enumerate(rows) if len(row) == length]
-        yield from (alike[start : start + BATCH_SIZE] for start in range(0, len(alike), BATCH_SIZE))
+def takes_padding(model: PreTrainedModel) -> bool:
+    """Whether what a decoder reads before a prompt, and the attention mask hides, does not change its answer.
+
+    That takes positions and a mask as inputs, nothing but keys and values to remember, and positions that do not depend on the longest text
+    of a batch, as those of LongRoPE and of the dynamic NTK scaling do.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    told = inspect.signature(model.forward).parameters.keys() >= {"attention_mask", "position_ids"}
+    return told and not kinds & LENGTH_DEPENDENT and missing_keys(config, type(model)) is None
 
 
-def _continued(model: PreTrainedModel, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
-    """Continues prompts of equal length until all have ended; `ENDED` after an end token. A text is reread at the length at which
-    Transformers rereads it."""
-    again = read_again_at(model)
-    new = whole = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))
-    chosen: list[torch.Tensor] = []
+def _batches(rows: Sequence[Tokens], most_padding: int) -> Iterator[list[int]]:
+    """Yields the indices of prompts that are answered together, ordered by length.
+
+    Args:
+        rows: The prompts, int32 [P] each.
+        most_padding: Tokens that may fill up the shorter ones of a batch; 0: all of them are of equal length.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(rows)), key=lambda index: len(rows[index])):
+        padding = sum(len(rows[index]) - len(rows[other]) for other in batch)
+        if len(batch) == BATCH_SIZE or padding > most_padding:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _continued(
+    model: PreTrainedModel, rows: Sequence[Tokens], tokens: int, ends: Sequence[int], advance: Callable[[int], None] | None
+) -> Tokens:
+    """Continues prompts; `ENDED` after an end token. A text is reread at the length at which Transformers rereads it.
+
+    Shorter prompts are filled up before their first token, which takes a mask; prompts of equal length take none.
+    """
+    again, device = read_again_at(model), device_of(model)
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    new, more = _filled_up(rows, device)
+    whole, chosen = new, list[torch.Tensor]()
     cache = DynamicCache(config=model.config)
     over = torch.zeros_like(new[:, :1], dtype=torch.bool)
     while len(chosen) < tokens and not over.all():
         if chosen and whole.shape[1] == again:
             new, cache = whole, DynamicCache(config=model.config)
-        logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits
+        logits = model(input_ids=new, past_key_values=cache, use_cache=True, **last, **more).logits
         new = logits[:, -1:].argmax(dim=-1)
         whole = torch.cat([whole, new], dim=1)
         chosen.append(new.masked_fill(over, ENDED))
         over |= torch.isin(new, torch.tensor(ends, dtype=new.dtype, device=new.device))
+        if more:
+            more = {
+                "attention_mask": nn.functional.pad(more["attention_mask"], (0, 1), value=1),
+                "position_ids": more["position_ids"][:, -1:] + 1,
+            }
+        if advance is not None:
+            advance(len(rows))
+    if advance is not None and len(chosen) < tokens:  # all have ended
+        advance(len(rows) * (tokens - len(chosen)))
     return torch.cat(chosen, dim=1).cpu().numpy().astype(np.int32)
+
+
+def _filled_up(rows: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns prompts as one tensor, int64 [b, P], and the mask and the positions where some of them are shorter, int64 [b, P]."""
+    longest = max(map(len, rows))
+    ids_bP = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask_bP = torch.zeros_like(ids_bP)
+    for ids_P, seen_P, row in zip(ids_bP, mask_bP, rows, strict=True):
+        ids_P[longest - len(row) :], seen_P[longest - len(row) :] = torch.from_numpy(row.astype(np.int64)), 1
+    ids_bP, mask_bP = ids_bP.to(device), mask_bP.to(device)
+    if bool(mask_bP.all()):
+        return ids_bP, {}
+    return ids_bP, {"attention_mask": mask_bP, "position_ids": (mask_bP.cumsum(dim=1) - 1).clamp(min=0)}

@@ -92,8 +92,9 @@ def _with_proposals(build: Build, entry: Engine, proposing: Figures, context: Co
     found, generation = entry.with_(speculation=proposing), entry.generation
     assert generation is not None, "an engine that takes proposals has answered without"
     prompts, expected = load_answers(root / str(generation.file))
-    with EngineProcess(proposed_to(spec_of(root, build, entry, context.target), root, found)) as process:
-        answers = process.generate(prompts, Decoding(max_tokens=expected.shape[1], ignore_end=not ended(expected)))
+    spec, decoding = spec_of(root, build, entry, context.target), Decoding(max_tokens=expected.shape[1], ignore_end=not ended(expected))
+    with EngineProcess(proposed_to(spec, root, found)) as process, context.progress.bar(f"    {name}: tokens", expected.size) as advance:
+        answers = process.generate(prompts, decoding, lambda _, tokens: advance(len(tokens)))
     compared = compare_tokens(expected, filled([one.tokens[0] for one in answers], expected.shape[1]))
     reason = token_shortfall(compared, "the engine without proposals")
     if reason is not None and entry.float_precision == entry.cache_precision == "fp32":

@@ -65,6 +65,12 @@ def further_in_more_rows(task: Task, floating: Array, torch_answers: Array, engi
     return None
 
 
+def rows_that_differ(task: Task, floating: Array, torch_answers: Array, engine: Array) -> int:
+    """Returns in how many rows torch and an engine predict differently many tokens otherwise than in float; arguments as above."""
+    own, found = (_distances(task, floating, answers)[0] for answers in (torch_answers, engine))
+    return int((own != found).sum())
+
+
 def _distances(task: Task, floating: Array, answers: Array) -> tuple[Array, Array]:
     """Returns for each row how many predictions are others, and the mean difference of the nll: [n] each."""
     rows = [TASKS[task].answer.differences(floating[row : row + 1], answers[row : row + 1]) for row in range(len(floating))]

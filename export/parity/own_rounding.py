@@ -167,11 +167,16 @@ def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array,
         labels: Labels of the rows.
     """
     own, found = (compare_predictions(task, floating, answers, labels) for answers in (torch, engine))
-    other_own, other = (TASKS[task].answer.differences(floating, answers)[0] for answers in (torch, engine))
-    lost, won = int((other & ~other_own).sum()), int((other_own & ~other).sum())
+    lost, won = only_one_as_in_float(task, floating, torch, engine)
     if found["passed"] or (tail(lost, lost + won) >= ALPHA and found["median_abs"] <= NEAR * own["median_abs"]):
         return None
     return (
         f"{found['disagreements']} of {found['n']} predictions differ from those with float activations, of torch {own['disagreements']}; "
         f"median |d{found['differs']}| {found['median_abs']:.4f} and {own['median_abs']:.4f}"
     )
+
+
+def only_one_as_in_float(task: Task, floating: Array, torch: Array, engine: Array) -> tuple[int, int]:
+    """Returns how many predictions are as with float activations in torch alone, and in the engine alone; arguments as above."""
+    other_own, other = (TASKS[task].answer.differences(floating, answers)[0] for answers in (torch, engine))
+    return int((other & ~other_own).sum()), int((other_own & ~other).sum())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any
@@ -110,15 +110,24 @@ class EngineProcess:
             self._check(answer["placement"])
         return answer
 
-    def predict(self, rows: Sequence[Row], batch_size: int) -> Array:
+    def predict(self, rows: Sequence[Row], batch_size: int, on_rows: Callable[[int], None] | None = None) -> Array:
         """Returns the logits of `rows`, float32 [n, C] ([n, T, 2] for generation), in row order; rows are padded to their bucket.
+
+        Args:
+            rows: The rows.
+            batch_size: Most rows of a batch.
+            on_rows: Called after each batch with its number of rows.
 
         Raises:
             EngineError: The engine failed, or returned NaN or infinity.
         """
         given, answered = (Path(self._files.name, name) for name in ("rows.safetensors", "logits.safetensors"))
         write_rows(given, rows)
-        self.ask("predict", rows=str(given), out=str(answered), batch_size=batch_size)
+        line = self.ask("predict", rows=str(given), out=str(answered), batch_size=batch_size, stream=on_rows is not None)
+        while "done" in line:
+            assert on_rows is not None
+            on_rows(line["done"])
+            line = self._read("predict")
         logits: Array = load_file(answered)["logits"]
         bad = np.flatnonzero(~np.isfinite(logits.reshape(len(logits), -1)).all(axis=1))
         if len(bad):

@@ -415,10 +415,10 @@ def available_bytes() -> int:
     return min(limits)
 
 
-def is_large(checkpoint: Checkpoint) -> bool:
-    """Whether the float32 weights of a checkpoint would take more than `MODEL_SHARE` of the available memory."""
+def is_large(checkpoint: Checkpoint, share: float = MODEL_SHARE) -> bool:
+    """Whether the float32 weights of a checkpoint would take more than a share of the available memory."""
     weights = checkpoint.weights
-    return 4 * sum(prod(weights.shape(name)) for name in weights.names) > MODEL_SHARE * available_bytes()
+    return 4 * sum(prod(weights.shape(name)) for name in weights.names) > share * available_bytes()
 
 
 def _copied(stored: Tensor) -> Tensor:

@@ -310,8 +310,8 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
 def shifted(entry_mode: str, original: Any) -> Any:
     """Makes the predictions of one mode wrong by a constant."""
 
-    def wrong(process: EngineProcess, rows: Any, batch_size: int) -> Any:
-        logits = original(process, rows, batch_size)
+    def wrong(process: EngineProcess, rows: Any, batch_size: int, on_rows: Any = None) -> Any:
+        logits = original(process, rows, batch_size, on_rows)
         return logits + np.float32(0.5) if process.job.labels["mode"] == entry_mode else logits
 
     return wrong

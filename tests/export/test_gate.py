@@ -65,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Any]]]:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def predict(self, rows: list[Any], batch_size: int) -> Any:
+        def predict(self, rows: list[Any], batch_size: int, on_rows: Any) -> Any:
             found.append((self.mode, list(rows)))
             prepared = exporter_of[0].preprocessor
             return predict(load(sentiment.checkpoint()), prepared, rows, batch_size) + np.float32(self.mode == "wrong")
@@ -73,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Any]]]:
     monkeypatch.setattr("export.engines.spec.spec_of", lambda out, build, entry, target: Spec(entry.mode))
     monkeypatch.setattr("export.exporter.EngineProcess", lambda spec: Process(spec.mode))
     monkeypatch.setattr(Exporter, "_share", lambda *_: Shares(int8_share=0.0))
-    monkeypatch.setattr(Exporter, "_layers", lambda self, process, model, engine: self._gate[0].rows and [])
+    monkeypatch.setattr(Exporter, "_layers", lambda self, process, model, engine: self.gate.split.rows and [])
     return found
 
 

@@ -170,7 +170,7 @@ class _Other(TowersExporter):
     """Answers of an engine whose text tower is another one."""
 
     def wrong(self, answers: NDArray[Any], side: int) -> NDArray[Any]:
-        rows = self._gate[0].labels.array[:, 0] == side
+        rows = self.gate.split.labels.array[:, 0] == side
         changed = answers.copy()
         changed[rows] = np.roll(answers[rows], 1, axis=1)
         return changed
@@ -183,14 +183,14 @@ def test_one_wrong_tower_does_not_pass(side: int, name: str, data: Data, tmp_pat
     agreement = Agreement(context, Generation())
     (tmp_path / "out").mkdir()
     exporter = _Other(Build("model", Checkpoint(folder), "fp32", "model"), context, tmp_path / "out", "fp32", {}, agreement)
-    right = exporter._gate[1]
+    right = exporter.gate.in_torch(Checkpoint(folder), "integers", len(exporter.gate.split))
     entry = Engine(engine="onnxruntime", mode="dynamic", float_precision="fp32")
-    assert exporter._compared(entry, right)[1] is None
-    assert exporter._compared(entry, exporter.wrong(right, side))[1] is not None
-    texts = exporter._gate[0].labels.array[:, 0] == 1
+    assert exporter._compared(entry, right).short is None
+    assert exporter._compared(entry, exporter.wrong(right, side)).short is not None
+    texts = exporter.gate.split.labels.array[:, 0] == 1
     one = right.copy()
     one[np.flatnonzero(texts if name == "text" else ~texts)[:3]] *= -1  # three rows of many
-    reason = str(exporter._compared(entry, one)[1])
+    reason = str(exporter._compared(entry, one).short)
     assert f"torch ({name}s)" in reason or "differ" in reason
 
 

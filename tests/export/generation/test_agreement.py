@@ -16,7 +16,7 @@ from export.choices import Generation
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Prompts, greedy
+from export.generation.prompts import BATCH_SIZE, Prompts, _batches, greedy, takes_padding
 from export.parity.parity import ParityError
 from foundation.artifacts.artifact import Artifact
 from foundation.core.decoding import Answer, Decoding
@@ -34,7 +34,7 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from tests.export.generation.genai_checkpoints import checkpoint
-from tests.export.generation.tiny_decoders import VOCABULARY
+from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, with_spread_weights
 from tests.foundation import tiny_gpt
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -133,7 +133,7 @@ def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path
 
 @pytest.mark.whole
 def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(process: EngineProcess, prompts: Any, decoding: Decoding) -> list[Answer]:
+    def other(process: EngineProcess, prompts: Any, decoding: Decoding, on_tokens: Any) -> list[Answer]:
         return [Answer((tuple(range(decoding.max_tokens)),), ()) for _ in prompts]
 
     monkeypatch.setattr(EngineProcess, "generate", other)
@@ -198,3 +198,40 @@ def test_greedy_tokens_in_torch_are_those_of_a_loop_without_a_cache(kind: str) -
         for _ in range(prompts.tokens):
             ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1)
     np.testing.assert_array_equal(greedy(model, prompts), ids[:, 9:].numpy())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "opt", "bloom", "mixtral"])
+def test_prompts_of_other_lengths_are_answered_as_alone(kind: str) -> None:
+    """Windows of 8 tokens, learned and rotated positions, ALiBi."""
+    model: Any = load_float(checkpoint(kind))
+    random = np.random.default_rng(1)
+    lengths = [1, 2, 5, 9, 9, 30, 31, 60]
+    rows = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in random.permutation(lengths)]
+    counted: list[int] = []
+    found = greedy(model, Prompts(tuple(rows), 12), counted.append)
+    alone = [greedy(model, Prompts((row,), 12))[0] for row in rows]
+    np.testing.assert_array_equal(found, np.stack(alone))
+    assert sum(counted) == len(rows) * 12
+    assert takes_padding(model) == (kind != "bloom")
+    assert len(counted) == 12 * (1 if takes_padding(model) else len(set(lengths)))
+
+
+def test_a_batch_is_not_filled_up_without_end() -> None:
+    rows = [np.zeros(length, np.int32) for length in (400, 10, 10, 11, 3, *[10] * 40)]
+    batches = list(_batches(rows, 100))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(rows)))
+    for batch in batches:
+        lengths = [len(rows[index]) for index in batch]
+        assert len(batch) <= BATCH_SIZE
+        assert sum(max(lengths) - length for length in lengths) <= 100
+    assert len(batches) == 3
+    assert all(len({len(rows[index]) for index in batch}) == 1 for batch in _batches(rows, 0))
+
+
+@pytest.mark.parametrize(
+    ("rope", "takes"), [({"rope_type": "dynamic", "factor": 2.0}, False), ({"rope_type": "linear", "factor": 2.0}, True), ({}, True)]
+)
+def test_positions_that_depend_on_the_longest_text_are_not_filled_up(rope: dict[str, Any], takes: bool) -> None:
+    config = CONFIGS["llama"]()
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, **rope}
+    assert takes_padding(with_spread_weights(config)) == takes

@@ -1,0 +1,64 @@
+"""How many rows the gate of a language model looks at."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from export.parity.rows import LEAST_PREDICTIONS, in_order_of_looks, looks, passes_clearly
+from foundation.standalone.tolerance import RATE, judge
+
+
+@pytest.mark.parametrize(
+    ("rows", "predictions", "expected"),
+    [
+        (1000, 1000, [1000]),  # a row is one prediction: all are needed
+        (1000, 127_000, [55, 110, 220, 440, 880, 1000]),
+        (200, 25_400, [55, 110, 200]),
+        (55, 55 * 127, [55]),
+        (3, 3 * 127, [3]),
+        (40, 40 * 10_000, [1, 2, 4, 8, 16, 32, 40]),
+    ],
+)
+def test_looks_double_from_the_fewest_rows_that_can_be_enough(rows: int, predictions: int, expected: list[int]) -> None:
+    assert looks(rows, predictions) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 100, 1000])
+def test_every_beginning_of_the_order_is_evenly_spread(rows: int) -> None:
+    order = in_order_of_looks(rows)
+    assert sorted(order) == list(range(rows))
+    for count in range(1, rows + 1):
+        gaps = np.diff([-1, *sorted(order[:count]), rows])
+        assert gaps.max() <= 4 * math.ceil(rows / count) + 1
+
+
+def judged(others_n: list[int], tokens: int, distance: float) -> bool:
+    counts = np.array(others_n)
+    changed = np.concatenate([np.arange(tokens) < count for count in counts])
+    distances = np.full(len(changed), distance)
+    return passes_clearly(judge(changed, distances), counts, distances)
+
+
+def test_few_differences_pass_clearly_and_many_do_not() -> None:
+    rows, tokens = 55, 127
+    assert judged([0] * rows, tokens, 0.0)
+    assert not judged([0] * (rows - 1), tokens, 0.0)  # too few rows to tell, whatever they say
+    assert not judged([1] + [0] * (rows - 1), tokens, 0.0)
+    assert judged([1] + [0] * (2 * rows - 1), tokens, 0.0)
+    assert not judged([0] * rows, tokens, 0.021)
+
+
+def test_differences_that_come_together_count_for_less_rows() -> None:
+    spread, heaped = [1] * 10 + [0] * 240, [10] + [0] * 249
+    assert judged(spread, 127, 0.0)
+    assert not judged(heaped, 127, 0.0)
+
+
+def test_an_engine_at_the_limit_passes_early_once_in_a_thousand() -> None:
+    drawn, passed, rows = np.random.default_rng(0), 0, 4 * LEAST_PREDICTIONS // 127
+    for _ in range(2000):
+        passed += judged(drawn.binomial(127, RATE, rows).tolist(), 127, 0.0)
+    assert passed <= 8  # 2 expected
