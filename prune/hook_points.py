@@ -52,19 +52,19 @@ class HookPoints:
         vectors = {name for name, value in model.state_dict().items() if value.ndim == 1}
         modules = dict(model.named_modules())
         readers: list[str | None] = []
-        holders: list[str | None] = []
+        expert_modules: list[str | None] = []
         for ffn, experts in zip(structure.ffn, structure.experts, strict=True):
             found = [_owner(name) for name, axis in sorted(ffn) if axis == 1 and name in matrices]
             readers.append(found[0] if len(found) == 1 else None)
             both = {name for name, _ in experts} & {name for name, _ in ffn}
             stacked = sorted({_owner(name) for name in both})
-            holders.append(stacked[0] if len(stacked) == 1 else None)
+            expert_modules.append(stacked[0] if len(stacked) == 1 else None)
         norms = {_owner(name) for name, _ in structure.residual if name in vectors and name.endswith(".weight")}
         return cls(
             tuple(attention.output for attention in structure.attentions),
             tuple(None if (one := structure.cross_attentions.get(block)) is None else one.output for block in range(structure.depth)),
             tuple(readers),
-            tuple(holders),
+            tuple(expert_modules),
             tuple(name for name in modules if name in norms and not is_layer(modules[name])),
             structure.blocks,
         )

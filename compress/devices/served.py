@@ -102,14 +102,14 @@ class Division:
     """Devices over which whole experts are dealt out; 1 where there are none, or each is divided."""
 
     @property
-    def holders(self) -> int:
-        """Devices that hold the experts of a layer together, or its matrices."""
+    def devices_per_stage(self) -> int:
+        """Devices over which the matrices of a layer, or its experts, are divided."""
         return max(self.tensor, self.experts)
 
     @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return self.holders * self.pipeline
+        return self.devices_per_stage * self.pipeline
 
     def __str__(self) -> str:
         parts = [f"{self.replicas} replica{'s' * (self.replicas != 1)} of {self.devices} device{'s' * (self.devices != 1)}"]
@@ -187,7 +187,7 @@ def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division
     """Returns the bytes on the fullest device of a division; see the top of this file."""
     sizes = sizes_config(model.config)
     hidden, heads = int(sizes.hidden_size), int(sizes.num_attention_heads)
-    answers = -(-load.streams * division.tensor // division.holders)  # of a device: all devices of a tensor group share them
+    answers = -(-load.streams * division.tensor // division.devices_per_stage)  # of a device: all devices of a tensor group share them
     tokens = min(BATCH_TOKENS, answers * load.length) if model.generates else answers * load.length
     inner = int(getattr(sizes, "intermediate_size", None) or getattr(sizes, "n_inner", None) or 4 * hidden)
     work = 2 * tokens * (4 * hidden + 2 * inner / division.tensor)
@@ -227,7 +227,7 @@ def stage_bytes(weights: Weights, span: range, precision: Precision, division: D
     first, last = span.start == 0, span.stop == len(weights.blocks)
     divided = first * weights.words + last * weights.head - (first and last and weights.tied) * weights.head
     whole = blocks.rest + first * (weights.tables + weights.before) + last * weights.behind
-    return (matrices + 2 * divided) / division.tensor + experts / division.holders + 2 * whole
+    return (matrices + 2 * divided) / division.tensor + experts / division.devices_per_stage + 2 * whole
 
 
 def packed_bytes(blocks: Block, precision: Precision) -> tuple[float, float]:
@@ -254,7 +254,7 @@ def bytes_read(model: Model, weights: Weights, division: Division) -> float:
     matrices, of_experts = packed_bytes(blocks, model.precision)
     read = (matrices + 2 * weights.head) / division.tensor
     if experts:
-        read += of_experts * chosen / experts / division.holders
+        read += of_experts * chosen / experts / division.devices_per_stage
     return read + 2 * (blocks.rest + weights.entries + weights.before + weights.behind)
 
 

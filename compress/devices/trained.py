@@ -268,7 +268,7 @@ def in_stages(training: Training, processes: int) -> list[Needed]:
         weights = dict(model.named_parameters())
         for process in range(training.pipeline):
             own_stages = range(process, len(stages), training.pipeline)
-            own = [weight for name, weight in weights.items() if set(stages.holders(name)) & set(own_stages)]
+            own = [weight for name, weight in weights.items() if set(stages.stages_with(name)) & set(own_stages)]
             size = FLOAT * sum(weight.numel() for weight in own)
             held = (zip(flying, own_stages, strict=True) for flying in in_flight(process, parts, section))
             received = parts * message * sum((stage > 0) + (stage < len(stages) - 1) for stage in own_stages)

@@ -215,7 +215,7 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
         return spread(stays_ST, weight_OI.shape, shapes[0])
     order = torch.cat([values.flatten() for values in sizes]).argsort(descending=True, stable=True).flip(0)
 
-    def kept(gone: int) -> Tensor:
+    def mask_without(gone: int) -> Tensor:
         stays = torch.ones(len(order), dtype=torch.bool, device=order.device)
         stays[order[:gone]] = False
         parts = torch.split(stays, [values.numel() for values in sizes])
@@ -225,14 +225,14 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
         return torch.stack(spreads).all(dim=0)
 
     def missed(gone: int) -> int:
-        return int((~kept(gone)).sum()) - target
+        return int((~mask_without(gone)).sum()) - target
 
     low, high, target = 0, len(order), num_zeros(sparsity, weight_OI.numel())
     while low < high:  # zeros overlap where a row and a column cross, so their number has to be searched for
         middle = (low + high) // 2
         low, high = (low, middle) if missed(middle) >= 0 else (middle + 1, high)
-    one_less = low > 0 and (not bool(kept(low).any()) or -missed(low - 1) < missed(low))  # nearer, or needed to keep any weight
-    return kept(low - 1 if one_less else low)
+    one_less = low > 0 and (not bool(mask_without(low).any()) or -missed(low - 1) < missed(low))  # nearer, or needed to keep any weight
+    return mask_without(low - 1 if one_less else low)
 
 
 def model_masks(weights: Mapping[str, Tensor], shapes: Sequence[Blocks], sparsity: float) -> dict[str, Tensor]:

@@ -123,13 +123,13 @@ def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
     kind, depths = config.model_type, depths_of(config)
     if depths is None:
         raise InputError(key, f"this {kind} is made of stages of different sizes", "a stack of equal blocks is needed")
-    holders: list[Any] = [model]
+    sides: list[Any] = [model]
     if len(depths) == len(SIDES):
-        holders = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
+        sides = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
     names = {module: name for name, module in model.named_modules()}
     found: list[Stack] = []
-    for holder, depth in zip(holders, depths, strict=True):
-        lists = [module for module in holder.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    for side, depth in zip(sides, depths, strict=True):
+        lists = [module for module in side.modules() if isinstance(module, nn.ModuleList) and len(module)]
         alike = [module for module in lists if len({type(block) for block in module}) == 1]
         if not alike:
             raise InputError(key, f"this {kind} has no list of repeated blocks", "an encoder or decoder of stacked blocks is needed")

@@ -78,7 +78,7 @@ class Stages:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def holders(self, name: str) -> tuple[int, ...]:
+    def stages_with(self, name: str) -> tuple[int, ...]:
         """Returns the stages that hold a parameter or buffer; the first of them saves it. What no stage reads is with the first one."""
         number = block_of(name, self.blocks)
         if number is None:

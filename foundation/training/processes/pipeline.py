@@ -152,7 +152,7 @@ class Pipeline:
 
     def _processes(self, name: str) -> tuple[int, ...]:
         """Returns which processes of the pipeline hold a parameter or buffer, in order of their stages."""
-        return tuple(dict.fromkeys(stage % self.count for stage in self.stages.holders(name)))
+        return tuple(dict.fromkeys(stage % self.count for stage in self.stages.stages_with(name)))
 
     def _groups_of_shared(self) -> dict[str, ProcessGroup | None]:
         """Returns the process group that sums the gradient of each parameter that several processes hold, by its name."""

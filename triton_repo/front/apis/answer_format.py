@@ -93,13 +93,13 @@ def structure_inputs(
         found.append(("response_format", _schema(response_format.json_schema.json_schema)))
     for prefix, one in (("structured_outputs.", structured_outputs), ("guided_", guided)):
         if one is not None:
-            found += [(f"{prefix}{name}", value) for name, value in _given(one).items()]
+            found += [(f"{prefix}{name}", value) for name, value in _structures(one).items()]
     if len(found) > 1:
         raise Rejected(f"{found[0][0]} and {found[1][0]} given; one is allowed")
     return found[0][1] if found else {}
 
 
-def _given(one: Structured) -> Mapping[str, dict[str, Json]]:
+def _structures(one: Structured) -> Mapping[str, dict[str, Json]]:
     """Returns the inputs of each key that is given."""
     found: dict[str, dict[str, Json]] = {}
     if one.json_schema is not None:

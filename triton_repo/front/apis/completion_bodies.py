@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from foundation.core.json_value import Json
 from triton_repo.front.apis.answer import Answer
 from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
-from triton_repo.front.apis.messages import Given
+from triton_repo.front.apis.messages import CleanMessage
 from triton_repo.front.apis.openai import Metadata
 from triton_repo.front.apis.tool_calls import ForcedCalls, MarkedCalls, Reader, with_calls
 from triton_repo.front.apis.tools import Choice, NamedChoice, Tools, tool_inputs
@@ -133,7 +133,7 @@ class CompletionBody(Settings):
 class ChatBody(Settings):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Given], Field(min_length=1)]
+    messages: Annotated[list[CleanMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_CHAT_LISTED)] | None = None

@@ -48,14 +48,14 @@ class Message(BaseModel):
     name: str | None = None
 
 
-def _given(message: Any) -> Any:
+def _without_nulls(message: Any) -> Any:
     """Returns a message without keys that are null, which count as not given, and without an empty list of calls."""
     if not isinstance(message, dict):
         return message
     return {key: value for key, value in message.items() if value is not None and not (key == "tool_calls" and value == [])}
 
 
-Given = Annotated[Message, BeforeValidator(_given)]
+CleanMessage = Annotated[Message, BeforeValidator(_without_nulls)]
 
 
 def conversation(messages: Sequence[Message]) -> str:

@@ -101,7 +101,7 @@ def test_a_stage_needs_no_weights_but_those_that_it_holds(kind: str) -> None:
         names = {id(parameter): name for name, parameter in part.named_parameters()}
         for module in part.modules():
             for child, parameter in list(module.named_parameters(recurse=False)):
-                if stage not in stages.holders(names.get(id(parameter), "")):
+                if stage not in stages.stages_with(names.get(id(parameter), "")):
                     nothing = nn.Parameter(torch.full((), torch.nan).expand(parameter.shape), requires_grad=False)
                     names[id(nothing)] = names.get(id(parameter), "")
                     setattr(module, child, nothing)
@@ -112,12 +112,12 @@ def test_a_stage_needs_no_weights_but_those_that_it_holds(kind: str) -> None:
 
 def test_weights_that_two_stages_read_are_held_by_both() -> None:
     shared = {kind: stages_of(model_of(kind), features_of(kind), 3, "finetune") for kind in ("gpt2", "llama", "deberta-v2", "bert")}
-    assert shared["gpt2"].holders("transformer.wte.weight") == (0, 2)
-    assert shared["llama"].holders("model.embed_tokens.weight") == (0, 2)
-    assert shared["deberta-v2"].holders("deberta.encoder.rel_embeddings.weight") == (0, 1, 2)
-    assert shared["bert"].holders("bert.embeddings.word_embeddings.weight") == (0,)
-    assert shared["bert"].holders("classifier.bias") == (2,)
-    assert shared["bert"].holders("bert.encoder.layer.1.output.dense.weight") == (1,)
+    assert shared["gpt2"].stages_with("transformer.wte.weight") == (0, 2)
+    assert shared["llama"].stages_with("model.embed_tokens.weight") == (0, 2)
+    assert shared["deberta-v2"].stages_with("deberta.encoder.rel_embeddings.weight") == (0, 1, 2)
+    assert shared["bert"].stages_with("bert.embeddings.word_embeddings.weight") == (0,)
+    assert shared["bert"].stages_with("classifier.bias") == (2,)
+    assert shared["bert"].stages_with("bert.encoder.layer.1.output.dense.weight") == (1,)
 
 
 def test_a_head_for_every_token_is_work_of_the_last_stage() -> None:
