@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from compress.problems import explain
 from compress.recipe import Recipe
-from compress.track import mlflow_runs, wandb_runs
 from compress.track.mlflow_runs import MlflowRuns
 from compress.track.note import MlflowNote, N, WandbNote, now_ms, read_note
 from compress.track.tracking import Place, Tracking, step_of
@@ -74,16 +73,16 @@ def _places(folder: Path, wanted: Track | None) -> Iterator[Place]:
         return
     if wanted.mlflow is not None:
         same = known if known is not None and known.place == (wanted.mlflow, wanted.experiment) else None
-        yield MlflowRuns(folder, same or _of_finished(folder, wanted, mlflow_runs.new_note))
+        yield MlflowRuns(folder, same or _of_finished(folder, wanted, MlflowNote))
     if wanted.wandb is not None:
         once = written if written is not None and written.place == (wanted.wandb,) else None
-        yield WandbRuns(folder, once or _of_finished(folder, wanted, wandb_runs.new_note))
+        yield WandbRuns(folder, once or _of_finished(folder, wanted, WandbNote))
 
 
-def _of_finished(folder: Path, wanted: Track, new_note: Callable[[Mapping[str, object], Track], N]) -> N:
+def _of_finished(folder: Path, wanted: Track, kind: type[N]) -> N:
     """Returns the note of a finished run that a place does not know."""
     run = open_run(folder)
-    note = new_note({key: value for key, value in run.recipe.items() if key not in Recipe.LATER}, wanted)
+    note = kind.new({key: value for key, value in run.recipe.items() if key not in Recipe.LATER}, wanted)
     note.steps = {stage["id"]: step_of(run.artifacts[stage["id"]]) for stage in run.stages}
     note.run.started_ms = min(step.started_ms for step in note.steps.values())
     note.run.ends("FINISHED", max(step.ended_ms or 0 for step in note.steps.values()))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
-from compress.track.names import settings
-from compress.track.note import MlflowNote, Tracked, now_ms, resumed, write_note
+from compress.track.note import MlflowNote, write_note
 from compress.track.send import send
 from compress.track.server import TrackingFailure, check_place, connect, unreachable
-from compress.track_settings import SQLITE, Track
-from foundation.artifacts import artifact
+from compress.track_settings import SQLITE
 from foundation.core.errors import InputError
 
 
@@ -26,11 +22,6 @@ class MlflowRuns:
     def __init__(self, folder: Path, note: MlflowNote) -> None:
         self.note = note
         self._folder, self._server = folder, connect(note.mlflow)
-
-    @classmethod
-    def begun(cls, plain: Mapping[str, object], track: Track, folder: Path) -> Self:
-        """Returns the runs of a run that starts, or resumes: a run of the same recipe in the same folder is one run of the server."""
-        return cls(folder, resumed(new_note(plain, track), folder))
 
     @property
     def name(self) -> str:
@@ -61,20 +52,6 @@ class MlflowRuns:
     def refusal(self, failure: TrackingFailure) -> InputError:
         """Returns the error of a server that takes nothing."""
         return unreachable(self._server.uri, failure)
-
-
-def new_note(plain: Mapping[str, object], track: Track) -> MlflowNote:
-    """Returns the note of a run that the server does not know.
-
-    Args:
-        plain: The recipe as plain data, without `track`.
-        track: Where it is tracked.
-    """
-    assert track.mlflow is not None, "asked for"
-    run = Tracked(started_ms=now_ms(), settings=settings(plain))
-    return MlflowNote(
-        mlflow=track.mlflow, experiment=track.experiment, model=track.model, recipe=artifact.digest(plain), name=str(plain["name"]), run=run
-    )
 
 
 def check_mlflow(uri: str, experiment: str) -> None:

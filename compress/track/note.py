@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from compress.track.names import settings
+from compress.track_settings import Track
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import DamagedArtifact
 from foundation.core.errors import InputError
@@ -70,6 +73,18 @@ class Note(BaseModel, ABC):
     """sha256 of the report.json that the place has."""
     served: str | None = None
     """Digest of the served model that the place has."""
+
+    @classmethod
+    def new(cls, plain: Mapping[str, object], track: Track) -> Self:
+        """Returns the note of a run that the place does not know.
+
+        Args:
+            plain: The recipe as plain data, without `track`.
+            track: Where it is tracked; a note has the keys of its place.
+        """
+        place = {name: value for name, value in track if name in cls.model_fields}
+        run = Tracked(started_ms=now_ms(), settings=settings(plain))
+        return cls.model_validate({**place, "recipe": artifact.digest(plain), "name": str(plain["name"]), "run": run})
 
     def end_all(self, status: Status, at_ms: int) -> None:
         """Notes that the run failed or was stopped, and so did the step that it was in."""

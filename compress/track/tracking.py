@@ -15,7 +15,7 @@ from typing import Protocol
 from compress.recipe import Recipe, dump, untracked
 from compress.track.mlflow_runs import MlflowRuns, check_mlflow
 from compress.track.names import settings
-from compress.track.note import Note, Status, Tracked, now_ms
+from compress.track.note import MlflowNote, Note, Status, Tracked, WandbNote, now_ms, resumed
 from compress.track.server import TrackingFailure
 from compress.track.trace_runs import TraceRuns, check_otlp
 from compress.track.wandb_runs import WandbRuns, check_wandb
@@ -234,7 +234,7 @@ def tracking(recipe: Recipe, folder: Path, progress: ConsoleProgress, first: boo
 
 
 def _places(plain: dict[str, object], track: Track, folder: Path) -> Iterator[Place]:
-    """Yields the places of a run that starts, or resumes.
+    """Yields the places of a run that starts, or resumes: a run of the same recipe in the same folder is one run of a place.
 
     Args:
         plain: The recipe as plain data, without `track`.
@@ -242,9 +242,9 @@ def _places(plain: dict[str, object], track: Track, folder: Path) -> Iterator[Pl
         folder: The run folder.
     """
     if track.mlflow is not None:
-        yield MlflowRuns.begun(plain, track, folder)
+        yield MlflowRuns(folder, resumed(MlflowNote.new(plain, track), folder))
     if track.wandb is not None:
-        yield WandbRuns.begun(plain, track, folder)
+        yield WandbRuns(folder, resumed(WandbNote.new(plain, track), folder))
 
 
 def step_of(made: Artifact) -> Tracked:

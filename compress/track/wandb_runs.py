@@ -15,15 +15,14 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, Self, cast
+from typing import Protocol, cast
 
 from compress.report.model.contents import Contents
 from compress.report.report import FILE, PAGE
-from compress.track.names import figures, settings
-from compress.track.note import Status, Tracked, WandbNote, now_ms, resumed, write_note
+from compress.track.names import figures
+from compress.track.note import Status, WandbNote, write_note
 from compress.track.send import served_files
 from compress.track.server import TrackingFailure
-from compress.track_settings import Track
 from foundation.artifacts import artifact, document
 from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError
@@ -74,11 +73,6 @@ class WandbRuns:
         self.note = note
         self._folder = folder
         check_wandb()
-
-    @classmethod
-    def begun(cls, plain: Mapping[str, object], track: Track, folder: Path) -> Self:
-        """Returns the run of a run that starts, or resumes: a run of the same recipe in the same folder is one run of W&B."""
-        return cls(folder, resumed(new_note(plain, track), folder))
 
     @property
     def name(self) -> str:
@@ -212,18 +206,6 @@ def _arguments(note: WandbNote, folder: Path) -> dict[str, object]:
 def _summary(note: WandbNote) -> dict[str, object]:
     """Returns seconds and peak memory of each step, as report.json names them."""
     return {f"stages/{step}/{name}": value for step, tracked in note.steps.items() for name, value in tracked.numbers.items()}
-
-
-def new_note(plain: Mapping[str, object], track: Track) -> WandbNote:
-    """Returns the note of a run that W&B does not know.
-
-    Args:
-        plain: The recipe as plain data, without `track`.
-        track: Where it is tracked.
-    """
-    assert track.wandb is not None, "asked for"
-    run = Tracked(started_ms=now_ms(), settings=settings(plain))
-    return WandbNote(wandb=track.wandb, model=track.model, recipe=artifact.digest(plain), name=str(plain["name"]), run=run)
 
 
 def mode() -> str:
