@@ -56,7 +56,7 @@ def write(source: Source, out: Path) -> Written:
     check_task(source, key)
     if source.facts.embeds_texts:
         check_embeds(source.checkpoint)
-    built = source.engine("ONNX Runtime", key)
+    built = source.engine(".onnx", key)
     model = with_float_activations(Graph(built.file).load())
     if source.facts.embeds_texts:
         write_settings(source.checkpoint, out)

@@ -51,7 +51,7 @@ def write(source: Source, out: Path) -> Written:
         return _copied(source, out, key)
     if facts.embeds_texts:
         check_embeds(source.checkpoint)
-    built = source.engine("OpenVINO", key)
+    built = source.engine(".xml", key)
     if facts.embeds_texts:
         write_settings(source.checkpoint, out)
         write_network(built.file, out / NETWORK)
@@ -81,7 +81,7 @@ def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
 
 def _copied(source: Source, out: Path, key: str) -> Written:
     """Copies the folder of a decoder that an engine answers prompts from."""
-    built = source.engine("OpenVINO GenAI", key)
+    built = source.engine(".xml", key)
     copy_settings(source.checkpoint.folder, out)  # those of the engine's folder come after: it reads them
     shutil.copytree(built.file.parent, out, dirs_exist_ok=True)
     properties = _properties(built)

@@ -61,23 +61,25 @@ class Source:
         """Whether layers differ in size, as pruning leaves them; no class of Transformers builds such a model."""
         return SHAPE_KEY in self.config
 
-    def engine(self, title: str, key: str) -> Built:
+    def engine(self, ending: Literal[".onnx", ".xml"], key: str) -> Built:
         """Returns an engine that runs, in its recommended mode, from the first build that has it.
 
         Args:
-            title: Its name in prose (`foundation.core.engines`).
+            ending: Ending of the file that it opens.
             key: Start of the message.
 
         Raises:
             InputError: The run has no such engine for the variant.
         """
+        answers = self.facts.generates
+        names = [name for name, row in ENGINES.items() if row.published == ending and (row.generates is not None) == answers]
         for build in self.builds:
             for engine in build.engines:
-                if ENGINES[engine.engine].title == title and engine.runnable and engine.file is not None:
+                if engine.engine in names and engine.runnable and engine.file is not None:
                     assert self.export is not None, "its builds are there"
                     return Built(build, engine, self.export / engine.file)
-        (name,) = (name for name, row in ENGINES.items() if row.title == title)
-        raise InputError(key, f"{title} runs no build of it in this run", remedy=f"name {name} in target.engines, and run again")
+        title = ENGINES[names[0]].title
+        raise InputError(key, f"{title} runs no build of it in this run", remedy=f"name {names[0]} in target.engines, and run again")
 
 
 @dataclass(frozen=True)

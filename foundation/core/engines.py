@@ -51,6 +51,8 @@ class EngineFacts:
     serves: Literal["cpu", "cuda", "kernels"] | None = None
     """Which Triton repository serves this engine: for the CPU, for plans on a GPU, or a model of its own with our kernels in its folder;
     None if none does."""
+    published: Literal[".onnx", ".xml"] | None = None
+    """Ending of its file, where `compress publish` writes folders from it; None if it does not."""
 
 
 ENGINES: Mapping[str, EngineFacts] = {
@@ -64,6 +66,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         probed=True,
         threads_property="intra_op_num_threads",
         serves="cpu",
+        published=".onnx",
     ),
     "openvino": EngineFacts(
         title="OpenVINO",
@@ -76,6 +79,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         products_saturate=True,
         threads_property="INFERENCE_NUM_THREADS",
         serves="cpu",
+        published=".xml",
     ),
     "openvino_genai": EngineFacts(
         title="OpenVINO GenAI",
@@ -88,6 +92,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         generates="decoder",
         proposed_to=True,
         serves="cpu",
+        published=".xml",
     ),
     "onnxruntime_decoder": EngineFacts(
         title="ONNX Runtime, decoder",
