@@ -19,8 +19,8 @@ def copy_modules(folder: Path, out: Path) -> None:
             shutil.copytree(file, out / file.name)
 
 
-def copy_settings(folder: Path, out: Path) -> None:
-    """Copies the settings of a checkpoint to an existing folder; files of weights and folders of modules are the caller's."""
+def copy_settings(folder: Path, out: Path, *, weights: bool = False) -> None:
+    """Copies the settings of a checkpoint to an existing folder, and its weights if wanted; folders of modules are the caller's."""
     for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
+        if file.is_file() and file.name not in OWN and (weights or not file.name.endswith(WEIGHTS)):
             shutil.copyfile(file, out / file.name)

@@ -13,11 +13,10 @@ Left out: layers of unequal size, which only `compress.api.load_checkpoint` buil
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from export.folders.source import PLACE, Snippet, Source, Written, reading
-from export.settings_files import OWN, WEIGHTS, copy_modules, copy_settings
+from export.settings_files import copy_modules, copy_settings
 from foundation.core.errors import InputError
 from foundation.schemes.table import SCHEMES
 
@@ -40,11 +39,8 @@ def write(source: Source, out: Path) -> Written:
             "publish it as onnx or openvino, or load it with compress.api.load_checkpoint",
         )
     folder = source.checkpoint.folder
-    copy_settings(folder, out)
+    copy_settings(folder, out, weights=True)
     copy_modules(folder, out)
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name.endswith(WEIGHTS) and file.name not in OWN:
-            shutil.copyfile(file, out / file.name)
     return described(source)
 
 
