@@ -14,9 +14,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.body import Part
 from triton_repo.front.limits import Rejected
 from triton_repo.generation.served.request import JSON_SCHEMA, REGEX
 
@@ -26,34 +27,30 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES)]
 Schema = dict[str, Any]
 
 
-class TextFormat(BaseModel):
+class TextFormat(Part):
     """Free text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
 
 
-class ObjectFormat(BaseModel):
+class ObjectFormat(Part):
     """Some JSON object."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_object"]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Part):
     """A schema of OpenAI; name and description do not reach the model."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     description: str | None = None
     json_schema: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(Part):
     """JSON that fits a schema."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -61,10 +58,9 @@ class SchemaFormat(BaseModel):
 Format = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class Structured(BaseModel):
+class Structured(Part):
     """A structure as vLLM names it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     json_schema: Annotated[Schema | str | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Choices | None = None

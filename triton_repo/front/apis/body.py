@@ -17,10 +17,14 @@ MOST_ROWS = 2048
 """Most texts of one request, as OpenAI allows."""
 
 
-class Body(BaseModel):
-    """The JSON object of a request."""
+class Part(BaseModel):
+    """A JSON object, which has no other keys, and no value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Body(Part):
+    """The JSON object of a request."""
 
     @classmethod
     def of(cls, text: bytes) -> Self:

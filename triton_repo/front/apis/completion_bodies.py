@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foundation.core.json_value import Json
 from triton_repo.front.apis.answer import Answer
 from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
+from triton_repo.front.apis.body import Part
 from triton_repo.front.apis.messages import CleanMessage
 from triton_repo.front.apis.openai import Metadata
 from triton_repo.front.apis.tool_calls import ForcedCalls, MarkedCalls, Reader, with_calls
@@ -29,10 +30,9 @@ MOST_LISTED, MOST_CHAT_LISTED = 5, 20
 """Most tokens in each place of log-probabilities, as OpenAI allows."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """What a stream holds besides the answer."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
 
 

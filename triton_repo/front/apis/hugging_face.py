@@ -29,12 +29,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foundation.core.json_value import Json
 from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, TRANSCRIPT, VECTOR
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
-from triton_repo.front.apis.body import MOST_ROWS, Body, read
+from triton_repo.front.apis.body import MOST_ROWS, Body, Part, read
 from triton_repo.front.apis.catalog import Catalog, Part, Served, parts
 from triton_repo.front.apis.openai import shortened
 from triton_repo.front.apis.scores import Function, function_of, ranked
@@ -50,32 +50,28 @@ GENERATED = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_pena
 """Parameters of a language model: its inputs in small letters, but for the first."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class PairInput(_Part):
+class PairInput(Part):
     """A pair of texts."""
 
     text: str
     text_pair: str
 
 
-class QuestionInput(_Part):
+class QuestionInput(Part):
     """A question about a text."""
 
     question: str
     context: str
 
 
-class SimilarityInput(_Part):
+class SimilarityInput(Part):
     """A text, and others to compare with it."""
 
     source_sentence: str
     sentences: Texts
 
 
-class Parameters(_Part):
+class Parameters(Part):
     """Parameters of all tasks; None where one is not given."""
 
     function_to_apply: Function | None = None

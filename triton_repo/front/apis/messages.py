@@ -6,41 +6,38 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.body import Part
 from triton_repo.front.limits import Rejected
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """A part of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Part):
     """Name and arguments of a call."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     arguments: str
 
 
-class MadeCall(BaseModel):
+class MadeCall(Part):
     """A call that an earlier answer made."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(BaseModel):
+class Message(Part):
     """A message of a conversation. Content may be missing next to calls."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     role: str
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[MadeCall], Field(min_length=1)] | None = None

@@ -14,9 +14,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foundation.core.json_value import Json
+from triton_repo.front.apis.body import Part
 from triton_repo.front.limits import Rejected
 from triton_repo.generation.served.messages import TOOLS
 from triton_repo.generation.served.request import JSON_SCHEMA
@@ -28,20 +29,18 @@ PLACE = f"#/items/anyOf/{{index}}/properties/{PARAMETERS}"
 """Place of the parameters of a function in the schema of a list of calls."""
 
 
-class Function(BaseModel):
+class Function(Part):
     """A function. `strict` makes no difference: calls that are required fit their schema, others are as the model writes them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(Part):
     """A tool; other kinds than functions are not offered."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["function"]
     function: Function
 
@@ -55,17 +54,15 @@ class Tool(BaseModel):
         return self.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class FunctionName(BaseModel):
+class FunctionName(Part):
     """Names a function."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: str
 
 
-class NamedChoice(BaseModel):
+class NamedChoice(Part):
     """The function that is called."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["function"]
     function: FunctionName
 
