@@ -45,7 +45,7 @@ class Judged(Document):
     """The primary metric of a run's served configuration."""
 
     backend: str | None = None
-    """The last backend that evaluated the served configuration: triton, else its engine, else torch."""
+    """The last backend that evaluated the served configuration: a server, else its engine, else torch."""
     value: Number | None = None
     """The primary metric there."""
     low: Number | None = None
@@ -212,7 +212,7 @@ class Cell(Document):
     variant: str | None = None
     """Id of a variant of it."""
     backend: str = ""
-    """torch, an engine, or triton."""
+    """torch, an engine, or a server."""
     value: Number | None = None
     """Primary metric in this backend; null if it was not measured."""
     low: Number | None = None

@@ -43,7 +43,7 @@ class Side:
 
     @property
     def served_backend(self) -> str | None:
-        """The last backend that evaluated what is served: triton, else its engine, else torch."""
+        """The last backend that evaluated what is served: a server, else its engine, else torch."""
         return goals.last_backend(self.report)
 
 

@@ -3,7 +3,7 @@
 One frozen value, made from report.json. The summary on the console, the headline of the page, the goals, the sizes, the chart, the ledger
 and the reason of the choice all read it, so that they cannot say different things.
 
-    hop        the last backend that evaluated exactly what is served: Triton, else its engine, else torch
+    hop        the last backend that evaluated exactly what is served: a server, else its engine, else torch
     cost       what the judged metric lost from the baseline in torch to the hop, with its paired interval
     others     what every other metric of the task lost on the same way
     size       the files that the engine of what is served loads

@@ -33,7 +33,7 @@ class Accuracy:
     variant: str
     """Id of the variant."""
     backend: str
-    """An engine (`compress list engines`), or triton."""
+    """An engine (`compress list engines`), or a server."""
     value: float | None
     """The metric; None if it was not measured."""
     low: float | None = None

@@ -1,4 +1,4 @@
-"""The predictions of every variant in every backend: torch, the engines and the running Triton server.
+"""The predictions of every variant in every backend: torch, the engines and the running server.
 
 Each evaluation covers the whole evaluation split; its artifact stores the predictions in row order. This module loads them, and keeps 64
 golden rows for `verify`.
@@ -25,6 +25,7 @@ from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import PROFILES, Run
 from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import REFERENCE
+from foundation.core.engines import SERVERS
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
 from foundation.core.shown import reason
@@ -48,7 +49,7 @@ class Evaluation:
 
     variant: str
     backend: str
-    """An engine (`compress list engines`), or triton."""
+    """An engine (`compress list engines`), or a server."""
     mode: str
     precision: str
     logits: np.ndarray
@@ -132,7 +133,7 @@ def main_builds(run: Run) -> dict[str, Build]:
 
 
 def served(run: Run) -> tuple[TritonModel, ...]:
-    """Returns the models that were evaluated through the Triton server; empty if none was."""
+    """Returns the models that were evaluated through a server; empty if none was."""
     return repository(run).models
 
 
@@ -170,7 +171,7 @@ def stored(run: Run) -> Iterator[Stored]:
                 yield Stored(name, engine.engine, engine.mode, build.precision, path, engine.figures)
         for model in served(run):
             if (model.variant, model.precision) == (name, build.precision) and model.predictions and made:
-                yield Stored(name, "triton", "", build.precision, made.path / model.predictions, model.figures)
+                yield Stored(name, model.server, "", build.precision, made.path / model.predictions, model.figures)
 
 
 def write_golden(run: Run, data: Data) -> None:
@@ -181,20 +182,20 @@ def write_golden(run: Run, data: Data) -> None:
         chosen = np.array(data.evaluation.labels.evenly(count), np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
     for evaluation in evaluations(run):
-        if evaluation.backend != "triton":
+        if evaluation.backend not in SERVERS:
             tensors[f"logits.{evaluation.variant}.{evaluation.backend}"] = np.ascontiguousarray(evaluation.logits[chosen])
     made = run.of_kind("model_repository")
     for model in served(run):
         if model.predictions and made:
             logits = load_logits(made.path / model.predictions)
-            tensors[f"logits.{model.model}.triton"] = np.ascontiguousarray(logits[chosen])
+            tensors[f"logits.{model.model}.{model.server}"] = np.ascontiguousarray(logits[chosen])
     temporary = run.folder / ".golden.safetensors.tmp"
     write_rows(temporary, [data.evaluation.rows[row] for row in chosen], tensors)
     temporary.replace(run.folder / "golden.safetensors")
 
 
 def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
-    """Returns the golden rows and their logits: by `variant.backend`, and by `model.triton` for the server.
+    """Returns the golden rows and their logits: by `variant.backend`, and by `model.server` for a server.
 
     Raises:
         InputError: The file is missing or damaged.

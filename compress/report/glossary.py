@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from foundation.core.engines import ENGINES
+from foundation.core.engines import ENGINES, SERVERS
 
 
 class Term(NamedTuple):
@@ -59,9 +59,9 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "backend",
             "Backend",
-            "What computed the answers: torch, an engine in a separate process, or the real Triton server. A cell holds the metric in this "
+            "What computed the answers: torch, an engine in a separate process, or the real server. A cell holds the metric in this "
             "backend, its interval, and the change against the baseline in torch.",
-            ("Triton", *(facts.title for facts in ENGINES.values())),
+            (*SERVERS.values(), *(facts.title for facts in ENGINES.values())),
         ),
         Term("accuracy", "accuracy", "Share of the rows (tokens, images) whose answer is right."),
         Term("top_5", "top_5", "Share of the rows whose true class is among the five likeliest ones."),

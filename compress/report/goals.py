@@ -11,7 +11,7 @@ not judged, and the run ends with exit status 4.
 
 Goals are judged on what is served (`compress.report.served`): one variant in one engine, mode and float precision.
 
-    max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
+    max_drop      baseline in torch - the served model in its last backend (a server, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
     max_latency_ms of the engine, or of requests to the server if the goal says so; both are shown next to the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
@@ -31,7 +31,7 @@ from compress.report.model.contents import Contents, Goal
 from compress.report.model.variant import Latency, Variant
 from foundation.artifacts.figures import Accuracy, Drop, Quality
 from foundation.artifacts.triton import Limit
-from foundation.core.engines import REFERENCE
+from foundation.core.engines import REFERENCE, SERVERS
 from foundation.core.goals import Goals, LatencyGoal
 from foundation.machine.environment import NATIVE_INT8
 from foundation.measure.judged import known_metric
@@ -149,10 +149,10 @@ def _counts_int8(precision: str) -> bool:
 
 
 def last_backend(report: Contents) -> str | None:
-    """Returns the last backend that evaluated the served model: triton, else its engine, else another, else torch."""
+    """Returns the last backend that evaluated the served model: a server, else its engine, else another, else torch."""
     measured = [backend for backend, cell in served_accuracy(report).items() if cell.value is not None]
-    engines = [backend for backend in measured if backend not in ("triton", REFERENCE)]
-    return next((backend for backend in ["triton", served_engine(report), *engines, REFERENCE] if backend in measured), None)
+    engines = [backend for backend in measured if backend not in (*SERVERS, REFERENCE)]
+    return next((backend for backend in [*SERVERS, served_engine(report), *engines, REFERENCE] if backend in measured), None)
 
 
 def served_accuracy(report: Contents) -> Mapping[str, Accuracy]:
@@ -270,12 +270,13 @@ def _percentile(row: Latency | Limit, percentile: int) -> float | None:
 
 
 def server_latency(report: Contents, goal: LatencyGoal) -> Figure:
-    """Returns one latency percentile of requests to the served model in Triton; arguments as above."""
+    """Returns one latency percentile of requests to the served model in its server; arguments as above."""
     shape = goal.batch, goal.sequence
-    where = f"triton, p{goal.percentile}, {shape_name(shape)}"
     one = report.served
     wanted = None if one is None else (one.variant, one.precision, one.engine, one.mode)
     same = [model for model in report.triton.models if (model.variant, model.precision, model.engine, model.mode) == wanted]
+    server = same[0].server if same else next(iter(SERVERS))
+    where = f"{server}, p{goal.percentile}, {shape_name(shape)}"
     rows = [row for model in same for row in model.limits if (row.batch, row.sequence) == shape]
     if not rows:
         return Figure(at=where, reason="no server was timed at this shape")

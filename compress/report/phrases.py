@@ -13,7 +13,7 @@ from compress.report.decision import Change, Decision
 from compress.report.model.contents import Configuration, Goal
 from compress.report.model.variant import Variant
 from foundation.artifacts.figures import Accuracy
-from foundation.core.engines import ENGINES
+from foundation.core.engines import ENGINES, SERVERS
 from foundation.measure.judged import SEPARATOR, known_metric
 
 NOT_MEASURED = "not measured"
@@ -27,7 +27,7 @@ def engine_name(key: str | None) -> str:
     """Returns the official name of an engine or backend."""
     if not key:
         return "no engine"
-    return ENGINES[key].title if key in ENGINES else "Triton" if key == "triton" else str(key)
+    return ENGINES[key].title if key in ENGINES else SERVERS.get(key, str(key))
 
 
 def is_share(metric: str | None) -> bool:
@@ -319,7 +319,7 @@ def goals_sentence(judged: Sequence[Goal]) -> str:
 
 def place(at: str | None) -> str | None:
     """Returns where a goal was judged, with official engine names and multiplication signs."""
-    words = [engine_name(word) if word in (*ENGINES, "triton") else word for word in re.split(r"(, | )", at)] if at else []
+    words = [engine_name(word) if word in (*ENGINES, *SERVERS) else word for word in re.split(r"(, | )", at)] if at else []
     return "".join(TIMES if word == "x" else word for word in words) or None
 
 

@@ -28,7 +28,7 @@ from foundation.artifacts.figures import Accuracy, Drop
 from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.timed import VariantTiming, read_latency
 from foundation.artifacts.triton import Triton
-from foundation.core.engines import REFERENCE
+from foundation.core.engines import REFERENCE, SERVERS
 from foundation.core.errors import InputError, Problem
 from foundation.core.goals import Goals
 from foundation.core.shown import pasted
@@ -291,12 +291,12 @@ def _accuracy(run: Run, name: str, mine: list[Evaluation], build: Build | None) 
             reasons = [entry.reason for entry in build.engines if entry.engine == engine] if build else []
             missing = "this variant was not exported" if build is None else "this engine was not built"
             cells[engine] = Accuracy(value=None, reason=next(iter(reasons), None) or missing)
-    if "triton" not in cells:
+    if not cells.keys() & SERVERS.keys():
         streams = [model for model in evaluations.served(run) if model.variant == name and model.tokens]
         has_repository = run.of_kind("model_repository") is not None
         reason = "this variant is not in the model repository" if has_repository else "the recipe has no triton_repo stage"
         reason = "the server streams answers, which are compared token by token: see Answers" if streams else reason
-        cells["triton"] = Accuracy(value=None, reason=reason)
+        cells[next(iter(SERVERS))] = Accuracy(value=None, reason=reason)
     return cells
 
 

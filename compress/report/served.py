@@ -2,7 +2,7 @@
 
 Where configurations compete, `foundation.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
 the first engine of the target, in its recommended mode. In both cases the metric belongs to exactly this configuration, in its engine and
-behind Triton where a server ran it.
+behind the server that ran it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _find(run: Run, names: Mapping[str, str]) -> tuple[Build, Engine]:
 
 
 def predictions_of(run: Run, names: Mapping[str, str]) -> dict[str, Path]:
-    """Returns the files with the predictions of a configuration, by backend: its engine, and triton where a server ran it.
+    """Returns the files with the predictions of a configuration, by backend: its engine, and the server that ran it.
 
     Args:
         run: A finished run.
@@ -127,7 +127,7 @@ def _files(run: Run, build: Build, entry: Engine) -> dict[str, Path]:
         files[entry.engine] = exported.path / entry.predictions
     for model in evaluations.served(run):
         if _is(model, build, entry) and model.predictions and repository is not None:
-            files["triton"] = repository.path / model.predictions
+            files[model.server] = repository.path / model.predictions
     return files
 
 
@@ -153,7 +153,7 @@ def _metrics(run: Run, build: Build, entry: Engine) -> dict[str, Metrics]:
     files = _files(run, build, entry)
     own = {entry.engine: entry.metrics} if entry.engine in files else {}
     models = [model for model in evaluations.served(run) if _is(model, build, entry)]
-    return own | ({"triton": models[-1].metrics} if models and "triton" in files else {})
+    return own | {model.server: model.metrics for model in models if model.server in files}
 
 
 def _row(ranked: fastest.Ranked) -> Ranked:

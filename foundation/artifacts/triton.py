@@ -65,6 +65,8 @@ class TritonModel(Document):
 
     model: str | None = None
     """Name of a model in the repository."""
+    server: str = "triton"
+    """Server that evaluated it (`foundation.core.engines.SERVERS`)."""
     variant: str | None = None
     """The variant that it serves."""
     precision: str | None = None

@@ -139,6 +139,9 @@ EngineName = Annotated[str, Named(ENGINES)]
 DEFAULT_ENGINES: Final = ("openvino", "onnxruntime")
 REFERENCE: Final = "torch"
 """The engine that all others are compared with."""
+SERVERS: Mapping[str, str] = {"triton": "Triton"}
+"""Servers behind which a model is evaluated, and their names in prose. The report lists them after the engines; a stage that writes the
+models of another server names it in them (`foundation.artifacts.triton.TritonModel.server`)."""
 
 
 def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = False) -> tuple[str, ...]:

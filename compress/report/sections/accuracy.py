@@ -1,4 +1,4 @@
-"""Accuracy and latency in the report: the plots, accuracy by backend, latency tables and the Triton load tests.
+"""Accuracy and latency in the report: the plots, accuracy by backend, latency tables and the load tests of the server.
 
 Each function turns a report into strings and positions for the template. Two figures share a
 point or a row only if both were measured on the same artifact.
@@ -18,13 +18,13 @@ from compress.report.phrases import NO_REASON, engine_name
 from compress.report.sections import timings
 from compress.report.view import View
 from foundation.artifacts.figures import Accuracy, Drop, Metrics
-from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.engines import ENGINES, REFERENCE, SERVERS
 from foundation.measure.metrics import METRICS
 from foundation.measure.turns import ratio
 
 NUM_QUANTILES = 21
 """0, 5, ... 100 %, see `foundation.measure.latency`."""
-BACKENDS = (*ENGINES, "triton")
+BACKENDS = (*ENGINES, *SERVERS)
 
 
 # Accuracy against latency
@@ -311,7 +311,7 @@ def _strip(row: Latency, scale: tuple[float, float]) -> View | None:
 
 
 def served(report: Contents) -> View:
-    """Returns the load tests of the models in Triton, or the reason why there are none."""
+    """Returns the load tests of the models in their server, or the reason why there are none."""
     models = [
         {
             "model": model.model or "unnamed model",
@@ -332,6 +332,8 @@ def served(report: Contents) -> View:
         }
         for model in report.triton.models
     ]
-    reasons = [variant.accuracy.get("triton", Accuracy()).reason for variant in reversed(report.variants)]
+    reasons = [variant.accuracy.get(name, Accuracy()).reason for variant in reversed(report.variants) for name in SERVERS]
     given = next((reason for reason in reasons if reason), None)
-    return {"models": models, "reason": report.triton.reason or given or "no server was started in this run"}
+    names = dict.fromkeys(model.server for model in report.triton.models) or SERVERS
+    reason = report.triton.reason or given or "no server was started in this run"
+    return {"models": models, "servers": " and ".join(map(phrases.engine_name, names)), "reason": reason}

@@ -125,7 +125,7 @@ def memory(report: Contents) -> list[View]:
                 peaks[name] = max(peaks.get(name, 0), row.peak_memory_bytes)
     found: list[View] = [{"name": name, "where": "engine", "bytes": size} for name, size in peaks.items()]
     found += [
-        {"name": str(model.model), "where": "Triton", "bytes": model.peak_memory_bytes}
+        {"name": str(model.model), "where": "server", "bytes": model.peak_memory_bytes}
         for model in report.triton.models
         if model.peak_memory_bytes
     ]
