@@ -110,10 +110,15 @@ def write_body(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, 
     return head + b"".join(tail), len(head) if tail else None
 
 
-def parsed(text: bytes) -> dict[str, Json]:
-    """Returns the object of a JSON text, or raises `Rejected`."""
+def check_size(text: bytes) -> None:
+    """Raises `Rejected` if a JSON text is too large."""
     if len(text) > MAX_JSON_BYTES:
         raise Rejected(f"JSON of {len(text)} bytes; at most {MAX_JSON_BYTES} are allowed: send tensors in the binary part", 413)
+
+
+def parsed(text: bytes) -> dict[str, Json]:
+    """Returns the object of a JSON text, or raises `Rejected`."""
+    check_size(text)
     try:
         document = json.loads(text)
     except RecursionError as error:  # the parser counts its levels and stops far from the end of the stack

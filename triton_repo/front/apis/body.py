@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Self
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from foundation.core.json_value import Json
-from triton_repo.front.bodies import parsed
+from triton_repo.front.bodies import check_size, parsed
 from triton_repo.front.limits import BODY_SECONDS, Rejected
 
 MOST_ROWS = 2048
@@ -33,6 +34,9 @@ class Body(Part):
         Raises:
             Rejected: A key is unknown, or its value is not allowed.
         """
+        check_size(text)
+        with suppress(ValidationError):  # nearly every body is parsed here, once
+            return cls.model_validate_json(text)
         document: dict[str, Json] = {key: value for key, value in parsed(text).items() if value is not None}
         try:
             return cls.model_validate_json(json.dumps(document))  # of Python's values strict models take no dict for a model
