@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from foundation.artifacts.artifact import Artifact, writing
 from foundation.core.errors import InputError
@@ -37,6 +37,17 @@ if TYPE_CHECKING:
     from foundation.stage.context import Context
     from prune.latency.budget import LatencyBudget
     from prune.surgery import KeptUnits
+
+
+class Plan(NamedTuple):
+    """What pruning is expected to leave of a model."""
+
+    model: nn.Module
+    """The model before, on the meta device."""
+    structure: Structure
+    """Its structure."""
+    kept: KeptUnits
+    """Units that stay."""
 
 
 class Prune(PruneSettings):
@@ -90,8 +101,9 @@ class Prune(PruneSettings):
             raise InputError(f"{key}.granularity", "vocabulary given", reason, "leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
-        self._try_on_shapes(config)
-        if self.measure == "latency" and self.planned(config)[1].tokens:
+        plan = self._planned(config)
+        self._try_on_shapes(config, plan)
+        if self.measure == "latency" and plan.structure.sizes.tokens:
             raise InputError(
                 f"{key}.measure",
                 "latency given",
@@ -99,23 +111,22 @@ class Prune(PruneSettings):
                 "give macs, or let tokens leave in this stage or a later one",
             )
         if self.tokens is not None:
-            self._check_tokens_leave(config, context)
+            self._check_tokens_leave(config, context, plan)
         if self.recover is not None:
             self._check_shared(context.team.tensor)
-            after = self.config_after(config) if self.recover.named or self.tokens else config
+            after = self._after(config, plan) if self.recover.named or self.tokens else config
             check_recovery(self.recover, f"{self.key}.recover", config, after, teacher, context)
         if is_learned(self.method):  # masks are learned on the unpruned model
             check_learned(context.team, key)
             check_recovery(as_trained(self.learn, self.recover or Recover()), f"{self.key}.recover", config, config, teacher, context)
 
-    def _check_tokens_leave(self, config: PreTrainedConfig, context: Context) -> None:
+    def _check_tokens_leave(self, config: PreTrainedConfig, context: Context, plan: Plan) -> None:
         """Raises if tokens cannot leave a model of this kind, which is tried on one with two layers and random weights."""
         import torch
 
         from foundation.models.architecture.attention import probe
         from foundation.models.architecture.blocks import with_layers
         from foundation.models.architecture.shapes import on_meta, remade
-        from foundation.models.architecture.structure import Structure
         from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
         team = context.team
@@ -123,9 +134,8 @@ class Prune(PruneSettings):
             what = "pipeline" if team.pipeline > 1 else "sequence" if team.sequence else "context"
             given = f"given next to parallel.{what}, which divides what layers tell each other of tokens"
             raise InputError(f"{self.key}.tokens", given, remedy="leave one of them out")
-        shapes = on_meta(config)
-        check_tokens(shapes, Structure.of(shapes, self.key), context.task, self.key)
-        shares_of(self.tokens or 1.0, len(self.planned(config)[0].layers), self.key)
+        check_tokens(plan.model, plan.structure, context.task, self.key)
+        shares_of(self.tokens or 1.0, len(plan.kept.layers), self.key)
         few = with_layers(config, range(min(2, config.num_hidden_layers)))
         tried = with_tokens(remade(on_meta(few), few), (), (), self.key)
         prove_tokens(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
@@ -143,17 +153,20 @@ class Prune(PruneSettings):
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
         unknown: it assumes the default sparsity, or as much as can be removed.
         """
+        return self._after(config, self._planned(config))
+
+    def _after(self, config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
+        """The config of a plan."""
         from foundation.models.architecture.blocks import with_layers
         from foundation.models.architecture.shapes import with_sizes
         from prune.tokens.tokens import shares_of
 
-        kept, sizes = self.planned(config)
-        left = kept.sizes(sizes)
-        tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(kept.layers), self.key)
-        return with_sizes(with_layers(config, kept.layers), replace(left, tokens=tokens), self.key)
+        left = plan.kept.sizes(plan.structure.sizes)
+        tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(plan.kept.layers), self.key)
+        return with_sizes(with_layers(config, plan.kept.layers), replace(left, tokens=tokens), self.key)
 
-    def planned(self, config: PreTrainedConfig) -> tuple[KeptUnits, Sizes]:
-        """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
+    def _planned(self, config: PreTrainedConfig) -> Plan:
+        """Plans with a uniform allocation, which chooses units by index instead of importance."""
         import torch
 
         from foundation.models.architecture.shapes import on_meta
@@ -171,7 +184,7 @@ class Prune(PruneSettings):
         incoming, share = Incoming.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
         if self.measure == "latency":
             share = max(share, lowest_share(cost, incoming, limits, nothing))
-        return select(cost, incoming, share, limits, nothing, uniform, self.key), sizes
+        return Plan(model, structure, select(cost, incoming, share, limits, nothing, uniform, self.key))
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the pruned checkpoint.
@@ -234,7 +247,7 @@ class Prune(PruneSettings):
             **({"loads": routed} if routed else {}),
         }
 
-    def _try_on_shapes(self, config: PreTrainedConfig) -> None:
+    def _try_on_shapes(self, config: PreTrainedConfig, plan: Plan) -> None:
         """Prunes a model on the meta device, which has shapes but no values.
 
         Raises:
@@ -246,11 +259,10 @@ class Prune(PruneSettings):
         from foundation.models.architecture.structure import Structure
         from prune.surgery import check_shapes
 
-        kept, sizes = self.planned(config)
-        large = on_meta(config)
-        small = on_meta(with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key))
+        kept = plan.kept
+        small = on_meta(with_sizes(with_layers(config, kept.layers), kept.sizes(plan.structure.sizes), self.key))
         left = {name: weight for name, weight in small.state_dict().items() if not name.endswith(SIGNIFICANCE)}  # fitted again
-        check_shapes(Structure.of(large, self.key), kept, large.state_dict(), left, config.model_type, self.key)
+        check_shapes(plan.structure, kept, plan.model.state_dict(), left, config.model_type, self.key)
         try:
             Structure.of(small, self.key)  # runs the model
         except InputError as error:
