@@ -24,8 +24,7 @@ from foundation.artifacts.exported import Build, Engine, Exported
 from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import PROFILES, Run
 from foundation.artifacts.triton import Results, TritonModel
-from foundation.core.engines import REFERENCE
-from foundation.core.engines import SERVERS
+from foundation.core.engines import REFERENCE, SERVERS
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
 from foundation.core.shown import reason

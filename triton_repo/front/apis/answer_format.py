@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from foundation.core.json_value import Json
-from triton_repo.front.apis.body import Part
+from triton_repo.front.apis.body import JsonObject
 from triton_repo.front.limits import Rejected
 from triton_repo.generation.served.request import JSON_SCHEMA, REGEX
 
@@ -27,19 +27,19 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES)]
 Schema = dict[str, Any]
 
 
-class TextFormat(Part):
+class TextFormat(JsonObject):
     """Free text."""
 
     type: Literal["text"]
 
 
-class ObjectFormat(Part):
+class ObjectFormat(JsonObject):
     """Some JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(Part):
+class NamedSchema(JsonObject):
     """A schema of OpenAI; name and description do not reach the model."""
 
     name: str
@@ -48,7 +48,7 @@ class NamedSchema(Part):
     strict: bool | None = None
 
 
-class SchemaFormat(Part):
+class SchemaFormat(JsonObject):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -58,7 +58,7 @@ class SchemaFormat(Part):
 Format = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class Structured(Part):
+class Structured(JsonObject):
     """A structure as vLLM names it."""
 
     json_schema: Annotated[Schema | str | None, Field(alias="json")] = None

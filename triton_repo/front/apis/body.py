@@ -18,13 +18,13 @@ MOST_ROWS = 2048
 """Most texts of one request, as OpenAI allows."""
 
 
-class Part(BaseModel):
+class JsonObject(BaseModel):
     """A JSON object, which has no other keys, and no value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Body(Part):
+class Body(JsonObject):
     """The JSON object of a request."""
 
     @classmethod

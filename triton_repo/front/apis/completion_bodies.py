@@ -10,7 +10,7 @@ from pydantic import Field
 from foundation.core.json_value import Json
 from triton_repo.front.apis.answer import Answer
 from triton_repo.front.apis.answer_format import Choices, Format, Structured, structure_inputs
-from triton_repo.front.apis.body import Part
+from triton_repo.front.apis.body import JsonObject
 from triton_repo.front.apis.messages import CleanMessage
 from triton_repo.front.apis.openai import Metadata
 from triton_repo.front.apis.tool_calls import ForcedCalls, MarkedCalls, Reader, with_calls
@@ -30,7 +30,7 @@ MOST_LISTED, MOST_CHAT_LISTED = 5, 20
 """Most tokens in each place of log-probabilities, as OpenAI allows."""
 
 
-class StreamOptions(Part):
+class StreamOptions(JsonObject):
     """What a stream holds besides the answer."""
 
     include_usage: bool = False

@@ -34,7 +34,7 @@ from pydantic import Field
 from foundation.core.json_value import Json
 from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, TRANSCRIPT, VECTOR
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
-from triton_repo.front.apis.body import MOST_ROWS, Body, Part, read
+from triton_repo.front.apis.body import MOST_ROWS, Body, JsonObject, read
 from triton_repo.front.apis.catalog import Catalog, Part, Served, parts
 from triton_repo.front.apis.openai import shortened
 from triton_repo.front.apis.scores import Function, function_of, ranked
@@ -50,28 +50,28 @@ GENERATED = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_pena
 """Parameters of a language model: its inputs in small letters, but for the first."""
 
 
-class PairInput(Part):
+class PairInput(JsonObject):
     """A pair of texts."""
 
     text: str
     text_pair: str
 
 
-class QuestionInput(Part):
+class QuestionInput(JsonObject):
     """A question about a text."""
 
     question: str
     context: str
 
 
-class SimilarityInput(Part):
+class SimilarityInput(JsonObject):
     """A text, and others to compare with it."""
 
     source_sentence: str
     sentences: Texts
 
 
-class Parameters(Part):
+class Parameters(JsonObject):
     """Parameters of all tasks; None where one is not given."""
 
     function_to_apply: Function | None = None

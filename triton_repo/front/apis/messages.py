@@ -9,25 +9,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from foundation.core.json_value import Json
-from triton_repo.front.apis.body import Part
+from triton_repo.front.apis.body import JsonObject
 from triton_repo.front.limits import Rejected
 
 
-class TextPart(Part):
+class TextPart(JsonObject):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(Part):
+class CalledFunction(JsonObject):
     """Name and arguments of a call."""
 
     name: str
     arguments: str
 
 
-class MadeCall(Part):
+class MadeCall(JsonObject):
     """A call that an earlier answer made."""
 
     id: str
@@ -35,7 +35,7 @@ class MadeCall(Part):
     function: CalledFunction
 
 
-class Message(Part):
+class Message(JsonObject):
     """A message of a conversation. Content may be missing next to calls."""
 
     role: str

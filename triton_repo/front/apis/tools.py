@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from foundation.core.json_value import Json
-from triton_repo.front.apis.body import Part
+from triton_repo.front.apis.body import JsonObject
 from triton_repo.front.limits import Rejected
 from triton_repo.generation.served.messages import TOOLS
 from triton_repo.generation.served.request import JSON_SCHEMA
@@ -29,7 +29,7 @@ PLACE = f"#/items/anyOf/{{index}}/properties/{PARAMETERS}"
 """Place of the parameters of a function in the schema of a list of calls."""
 
 
-class Function(Part):
+class Function(JsonObject):
     """A function. `strict` makes no difference: calls that are required fit their schema, others are as the model writes them."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
@@ -38,7 +38,7 @@ class Function(Part):
     strict: bool | None = None
 
 
-class Tool(Part):
+class Tool(JsonObject):
     """A tool; other kinds than functions are not offered."""
 
     type: Literal["function"]
@@ -54,13 +54,13 @@ class Tool(Part):
         return self.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class FunctionName(Part):
+class FunctionName(JsonObject):
     """Names a function."""
 
     name: str
 
 
-class NamedChoice(Part):
+class NamedChoice(JsonObject):
     """The function that is called."""
 
     type: Literal["function"]
