@@ -25,7 +25,7 @@ from foundation.artifacts.triton import Limit, Load
 from foundation.core.arrays import Array
 from foundation.measure.answers import compressed
 from foundation.standalone.preprocess import Preprocessor, Row
-from foundation.standalone.response import LOGITS, RESPONSES, VECTOR, placed
+from foundation.standalone.response import LOGITS, RESPONSES, TIER, VECTOR, placed
 from foundation.standalone.windows import Window, parted, read_contexts
 from triton_repo.config import inputs_of
 
@@ -37,7 +37,7 @@ QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
 LOAD_REQUESTS, LOAD_SECONDS = 400, 5.0
 """Most requests, and most seconds, of a measurement under a constant load."""
-OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
+OUTPUTS = (*dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)), TIER)
 """Every output that a model may have."""
 
 
@@ -68,6 +68,8 @@ class Answers:
 
     rows: Sequence[Row] = ()
     """The rows that were sent."""
+    tiers: NDArray[np.int32] | None = None
+    """Of a cascade the number of the tier that answered, from 1, int32 [n]."""
 
     @classmethod
     def of(cls, results: Sequence[Result], rows: Sequence[Row] = ()) -> Answers:
@@ -75,7 +77,8 @@ class Answers:
         found = [{name: array for name in OUTPUTS if (array := result.as_numpy(name)) is not None} for result in results]
         whole = {name: _joined([one[name] for one in found]) for name in found[0]}
         raw = VECTOR if VECTOR in whole else LOGITS
-        return cls(whole.pop(raw), whole, rows)
+        tiers = whole.pop(TIER).reshape(-1) if TIER in whole else None
+        return cls(whole.pop(raw), whole, rows, tiers)
 
     def stored_predictions(self, prepared: Preprocessor) -> NDArray[np.float32]:
         """Returns the part of what the engine computed that is kept as predictions (`foundation.measure.answers.compressed`)."""

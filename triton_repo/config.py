@@ -25,7 +25,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from foundation.core.errors import InputError
 from foundation.standalone.preprocess import Row
-from foundation.standalone.response import FP32, RESPONSES, STRING
+from foundation.standalone.response import FP32, RESPONSES, STRING, TIER
 from foundation.standalone.sound import is_sound
 from foundation.standalone.windows import Window
 from triton_repo.queueing import Queue, write_policy
@@ -78,6 +78,8 @@ class ModelSettings:
     """How requests come to the model."""
     response: str = "label"
     """Form of its answers, a name in `foundation.standalone.response.RESPONSES`."""
+    is_cascade: bool = False
+    """Whether answers name the tier that gave them."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -111,6 +113,8 @@ def model_config(settings: ModelSettings) -> pb.ModelConfig:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
     for output in RESPONSES[settings.response].outputs(settings.width):
         config.output.add(name=output.name, data_type=TYPES[output.kind], dims=output.dims)
+    if settings.is_cascade:
+        config.output.add(name=TIER, data_type=pb.TYPE_INT32, dims=[1])
     config.dynamic_batching.max_queue_delay_microseconds = settings.scheduling.max_queue_delay_us
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.scheduling.instances)
     write_policy(config, settings.scheduling.queue)

@@ -39,6 +39,16 @@ class Piece:
     features: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """What the engine computed for the rows of one request."""
+
+    rows: list[Any]
+    """The rows, or questions with their windows."""
+    logits: np.ndarray
+    """float32 [n, C], or [n, L, C] of all tokens; of a question of all windows."""
+
+
 class TritonPythonModel:
     """The interface that the Python backend calls."""
 
@@ -60,13 +70,21 @@ class TritonPythonModel:
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Returns one response for each request: its predictions or an error."""
+        return [self.response(one) for one in self.predict([self.columns(request) for request in requests])]
+
+    def columns(self, request: pb_utils.InferenceRequest) -> list[np.ndarray]:
+        """Returns the inputs of a request, arrays of bytes [n, 1]."""
+        return [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs]
+
+    def predict(self, requests: list[list[np.ndarray]]) -> list[Predicted | pb_utils.InferenceResponse]:
+        """Returns what the engine computed for the rows of each request, whose columns are given; or the response with an error."""
         answers: list[pb_utils.InferenceResponse | None] = [None] * len(requests)
         pieces: dict[tuple[int, ...], list[Piece]] = {}
         logits: dict[int, Any] = {}
         given: dict[int, list[Any]] = {}
-        for index, request in enumerate(requests):
+        for index, columns in enumerate(requests):
             try:
-                rows, given[index] = self._read(self._rows(request))
+                rows, given[index] = self._read(self._rows(columns))
                 own = [(next(iter(piece.features.values())).shape[1:], piece) for piece in self._pieces(index, rows)]
                 for shape, piece in own:
                     pieces.setdefault(shape, []).append(piece)
@@ -74,11 +92,11 @@ class TritonPythonModel:
                 shape = (len(rows), *tokens, self.preprocessor.width)
                 logits[index] = [] if self.preprocessor.aggregate else np.zeros(shape, np.float32)
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
-                answers[index] = _refusal(error)
+                answers[index] = refusal(error)
         for group in pieces.values():
             for some in self._parts([piece for piece in group if answers[piece.request] is None]):
                 self._predict(some, logits, answers)
-        return [self._response(given[index], logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
+        return [self._predicted(given[index], logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
 
     def _pieces(self, index: int, rows: list[Any]) -> list[Piece]:
         """Preprocesses all rows of one request; raises if one is bad."""
@@ -100,12 +118,11 @@ class TritonPythonModel:
         found = read_contexts(self.preprocessor, rows)
         return [window for one in found for window in one.rows], found
 
-    def _rows(self, request: pb_utils.InferenceRequest) -> list[Any]:
-        """Returns texts, pairs of texts, or encoded images or sounds; each input is an array of bytes [n, 1]."""
-        columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
+    def _rows(self, columns: list[np.ndarray]) -> list[Any]:
+        """Returns texts, pairs of texts, or encoded images or sounds."""
         if self.preprocessor.modality != "text":
-            return [bytes(value) for value in columns[0]]
-        texts = [[_text(row, value) for row, value in enumerate(column)] for column in columns]
+            return [bytes(value) for value in columns[0].reshape(-1)]
+        texts = [[_text(row, value) for row, value in enumerate(column.reshape(-1))] for column in columns]
         return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
 
     def _shortened(self, row: int, text: Any) -> Any:
@@ -130,7 +147,7 @@ class TritonPythonModel:
             values = self.engine.predict(features)
         except (RuntimeError, MemoryError) as error:
             for piece in group:
-                answers[piece.request] = _refusal(error, pb_utils.TritonError.INTERNAL)
+                answers[piece.request] = refusal(error, pb_utils.TritonError.INTERNAL)
             return
         start = 0
         for piece in group:
@@ -142,18 +159,22 @@ class TritonPythonModel:
                 (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[piece.rows] = found
             start += len(piece.rows)
 
-    def _response(self, rows: list[Any], logits: Any) -> pb_utils.InferenceResponse:
-        """Returns the response to a request, from its logits, or from the logits of its windows and the rows that they belong to."""
+    def _predicted(self, rows: list[Any], logits: Any) -> Predicted:
+        """Returns what was computed for a request; of windows what is merged of them, or joined."""
         if self.preprocessor.aggregate:
             logits = merged(logits, len(rows), self.preprocessor.aggregate)
-        places = placed(self.preprocessor, rows)
-        if self.preprocessor.finds_spans:
-            places, logits = rows, joined(rows, logits)
+        return Predicted(rows, joined(rows, logits) if self.preprocessor.finds_spans else logits)
+
+    def response(self, predicted: Predicted | pb_utils.InferenceResponse, **more: np.ndarray) -> pb_utils.InferenceResponse:
+        """Returns the response to a request: what follows from its logits, and further outputs; an error stays as it is."""
+        if not isinstance(predicted, Predicted):
+            return predicted
+        places = predicted.rows if self.preprocessor.finds_spans else placed(self.preprocessor, predicted.rows)
         try:
-            tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, places)
+            tensors = RESPONSES[self.preprocessor.response].of(predicted.logits, self.preprocessor.labels, places)
         except ValueError as error:
-            return _refusal(error, pb_utils.TritonError.INTERNAL)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+            return refusal(error, pb_utils.TritonError.INTERNAL)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in (tensors | more).items()])
 
 
 def _text(row: int, value: bytes) -> str:
@@ -163,7 +184,7 @@ def _text(row: int, value: bytes) -> str:
         raise BadRow(f"row {row}: not UTF-8 text (byte {error.start})") from error
 
 
-def _refusal(error: Exception, code: int | None = None) -> pb_utils.InferenceResponse:
+def refusal(error: Exception, code: int | None = None) -> pb_utils.InferenceResponse:
     """Returns an error response with a one-line message."""
     line = " ".join(str(error).split())[:500] or type(error).__name__
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, pb_utils.TritonError.INVALID_ARG if code is None else code))

@@ -167,30 +167,46 @@ def write_repository(
     Raises:
         InputError: A model name is invalid, or images have no fixed size.
     """
-    sizes = tuple(sorted({1, *batch_sizes}))
-    largest = max_batch_size or max(MIN_BATCH, *sizes)
+    largest = max_batch_size or max(MIN_BATCH, *batch_sizes)
     written = []
     for model in models:
         preprocessor = model.prepared
         rows = dict(warm_up_rows(preprocessor, pairs))
-        settings = ModelSettings(
-            name=model.name,
-            modality=preprocessor.modality,  # type: ignore[arg-type]
-            pairs=pairs,
-            width=preprocessor.width,
-            response=preprocessor.response,
-            engine=model.engine.engine,
-            max_batch_size=largest,
-            batch_sizes=tuple(size for size in sizes if size <= largest),
-            mode=model.engine.mode,
-            properties=_properties(model, scheduling),
-            warm_up=tuple(rows),
-            scheduling=scheduling or Scheduling(),
-        )
+        settings = settings_of(model, pairs, batch_sizes, largest, scheduling or Scheduling(), tuple(rows))
         _write_model(out / model.name, model, preprocessor, settings, rows)
         written.append(settings)
     (out / "README.md").write_text(readme(written, chosen), encoding="utf-8")
     return written
+
+
+def settings_of(
+    model: Served, pairs: bool, batch_sizes: Sequence[int], largest: int, scheduling: Scheduling, warm_up: tuple[str, ...]
+) -> ModelSettings:
+    """Returns the settings of a model.
+
+    Args:
+        model: The model.
+        pairs: Whether rows are pairs of texts.
+        batch_sizes: Batch sizes of the static engine; 1 is added.
+        largest: Maximum batch size.
+        scheduling: How requests come to it.
+        warm_up: Names of its warm-up samples.
+    """
+    preprocessor = model.prepared
+    return ModelSettings(
+        name=model.name,
+        modality=preprocessor.modality,  # type: ignore[arg-type]
+        pairs=pairs,
+        width=preprocessor.width,
+        response=preprocessor.response,
+        engine=model.engine.engine,
+        max_batch_size=largest,
+        batch_sizes=tuple(size for size in sorted({1, *batch_sizes}) if size <= largest),
+        mode=model.engine.mode,
+        properties=_properties(model, scheduling),
+        warm_up=warm_up,
+        scheduling=scheduling,
+    )
 
 
 def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str, bytes]]:
@@ -257,10 +273,10 @@ def _build_of(model: ModelSettings) -> str:
     return re.sub("-(image|text)$", "", model.name) if model.response == "vector" else model.name
 
 
-def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
+def _properties(model: Served, scheduling: Scheduling) -> dict[str, str]:
     """Returns the settings of a model's engine: those that were evaluated, with other threads where these are given."""
     found = dict(model.engine.properties)
-    if scheduling is not None and scheduling.threads is not None:
+    if scheduling.threads is not None:
         found[ENGINES[model.engine.engine].threads_property] = str(scheduling.threads)
     return found
 
@@ -284,10 +300,18 @@ def towers_of(model: Served) -> list[Served]:
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:
-    version, warm_up = folder / VERSION, folder / WARM_UP
-    version.mkdir(parents=True)
-    warm_up.mkdir()
+    warm_up = folder / WARM_UP
+    warm_up.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
+    write_version(folder / VERSION, model, preprocessor, settings)
+    for name, row in rows.items():
+        for column in settings.inputs:
+            (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
+
+
+def write_version(version: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings) -> None:
+    """Writes what a version of a model holds into a new folder."""
+    version.mkdir(parents=True)
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
     shared = [str(Path(preprocess.__file__).with_name(name)) for name in BESIDE_ENGINE.get(settings.engine, ())]
     for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *beside(preprocessor), *shared):
@@ -297,9 +321,6 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     shutil.copyfile(Path(__file__).parent / ENGINES_FOLDER / f"{settings.engine}.py", version / "engine.py")
     for source, name in _files(model.file):
         shutil.copyfile(source, version / name)
-    for name, row in rows.items():
-        for column in settings.inputs:
-            (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
 
 
 def beside(preprocessor: Preprocessor) -> list[str]:

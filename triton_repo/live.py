@@ -139,10 +139,11 @@ class LiveRepository:
             out.symlink_to(source.absolute())
             return
         shutil.copytree(source, out)
-        if self._blobs is not None and (out / NETWORK).exists() and KEPT in (out / ENGINE).read_text(encoding="utf-8"):
-            kept = self._blobs.open(out)  # older engines keep none
-            (out / KEPT_HERE).symlink_to(kept.absolute())  # its own path may have letters that the server's Python does not know
-            (out / MACHINE).write_text(json.dumps({KEPT: str(out / KEPT_HERE)}), encoding="utf-8")
+        for folder in sorted(file.parent for file in out.rglob(NETWORK)):  # a cascade has a network for each tier
+            if self._blobs is not None and KEPT in (folder / ENGINE).read_text(encoding="utf-8"):
+                kept = self._blobs.open(folder)  # older engines keep none
+                (folder / KEPT_HERE).symlink_to(kept.absolute())  # its own path may have letters that the server's Python does not know
+                (folder / MACHINE).write_text(json.dumps({KEPT: str(folder / KEPT_HERE)}), encoding="utf-8")
 
     def _copy_rest(self, name: str, source: Path) -> None:
         """Copies what belongs to no version, such as warm-up rows."""

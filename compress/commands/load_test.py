@@ -116,6 +116,8 @@ def _measured(
             say(figures.header())
         shown.append(one)
         say(figures.line(one))
+        if "rows_per_tier" in one:
+            say(figures.tiers(one["rows_per_tier"]))
 
     results = measure(address, model, rows, loads, show)
     for load, one in zip(loads, results, strict=True):

@@ -56,6 +56,8 @@ Array = np.ndarray[Any, Any]
 Kind = TypeVar("Kind")
 LABEL, SCORE, LOGITS, VECTOR, ENTITIES, ANSWER = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES", "ANSWER"
 TRANSCRIPT = "TRANSCRIPT"
+TIER = "TIER"
+"""Further output of a cascade, INT32 [1]: number of the tier that answered, from 1."""
 STRING, FP32 = "STRING", "FP32"
 
 

@@ -1,6 +1,7 @@
 """A stand-in for the module that the server gives its Python models. It imports nothing of ours: processes without our packages load it."""
 
 import types
+from typing import ClassVar
 
 
 class Tensor:
@@ -24,8 +25,37 @@ class TritonError(Exception):
         self.code = code
 
 
+class Metric:
+    def __init__(self):
+        self.value = 0.0
+
+    def increment(self, value):
+        assert value > 0
+        self.value += value
+
+    def set(self, value):
+        self.value = value
+
+
+class MetricFamily:
+    """A family of metrics; `made` holds all families that were made, by name."""
+
+    COUNTER, GAUGE = "COUNTER", "GAUGE"
+    made: ClassVar = {}
+
+    def __init__(self, name, description, kind):
+        assert description
+        assert kind in ("COUNTER", "GAUGE")
+        self.metrics = {}
+        self.made[name] = self
+
+    def Metric(self, labels):
+        return self.metrics.setdefault(tuple(sorted(labels.items())), Metric())
+
+
 def stand_in() -> types.ModuleType:
     module = types.ModuleType("triton_python_backend_utils")
     module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
+    module.MetricFamily = MetricFamily
     module.get_input_tensor_by_name = lambda request, name: request[name]
     return module

@@ -20,18 +20,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypedDict
 from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from tritonclient.grpc import InferResult
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from foundation.core.errors import InputError, nearest
 from foundation.core.shown import reason, shown
 from foundation.standalone.preprocess import Row
+from foundation.standalone.response import TIER
 from foundation.standalone.windows import Window
 from triton_repo.client import parts_of, tensors
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
@@ -39,7 +45,8 @@ from triton_repo.load import access
 from triton_repo.load.generator import Failure, Kind
 
 if TYPE_CHECKING:
-    from tritonclient.http import InferInput, InferResult
+    from tritonclient.http import InferInput
+    from tritonclient.http import InferResult as HttpResult
 
 Protocol = Literal["grpc", "http"]
 MEASURED = {
@@ -142,6 +149,8 @@ class Prepared:
     """gRPC: the serialized `ModelInferRequest`. HTTP: the input tensors, [k, 1] each."""
     answer: bytes | None = None
     """Digest of the first answer; None until there is one."""
+    tiers: tuple[int, ...] = ()
+    """Of a cascade the rows that each tier answered in it, from the first tier on."""
 
 
 class Connection:
@@ -177,6 +186,8 @@ class Connection:
             self._client.register_plugin(plugin)
         self.changed = 0
         """Answers that differed from the first one to the same request."""
+        self.rows_per_tier: list[int] = []
+        """Of a cascade the rows that each tier answered."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,17 +245,25 @@ class Connection:
         if request.answer is None:
             request.answer = answer
         self.changed += answer != request.answer
+        self.rows_per_tier = [sum(pair) for pair in zip_longest(self.rows_per_tier, request.tiers, fillvalue=0)]
         return None
 
     async def _answer(self, request: Prepared) -> bytes:
-        """Returns the digest of an answer."""
+        """Returns the digest of an answer; of the first one to a request notes the tiers."""
         if self._address.protocol == "http":
             found = await self._client.infer(request.model, request.content, **self._limit)
+            if request.answer is None:
+                request.tiers = _tiers(found.as_numpy(TIER))
             return _digest(_contents(found))
         try:
-            return _digest([await self._infer(request.content, timeout=self._seconds, metadata=self._metadata)])
+            message = await self._infer(request.content, timeout=self._seconds, metadata=self._metadata)
+            if request.answer is None:
+                request.tiers = _tiers(InferResult(pb.ModelInferResponse.FromString(message)).as_numpy(TIER))
+            return _digest([message])
         except grpc.aio.AioRpcError as error:
             raise InferenceServerException(error.details(), str(error.code())) from error
+        except DecodeError as error:
+            raise InferenceServerException("the answer is no message of the protocol") from error
 
     @property
     def _described(self) -> dict[str, float | bool]:
@@ -288,12 +307,17 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     return made.digest()
 
 
-def _contents(result: InferResult) -> Iterator[bytes]:
+def _contents(result: HttpResult) -> Iterator[bytes]:
     """Yields name, shape and values of each output of an HTTP answer."""
     for output in result.get_response().get("outputs", []):
         values = result.as_numpy(output["name"])
         yield f"{output['name']} {values.dtype} {values.shape} ".encode()
         yield serialized(values.reshape(-1).tolist()) if values.dtype == object else values.tobytes()
+
+
+def _tiers(answer: NDArray[np.int32] | None) -> tuple[int, ...]:
+    """Returns how many rows each tier answered, from the first on; empty where the model is no cascade."""
+    return () if answer is None else tuple(np.bincount(answer.reshape(-1) - 1).tolist())
 
 
 def check_rows(rows: Sequence[Row], model: Model) -> None:

@@ -110,6 +110,8 @@ class Measured(Figures):
     prepared: int
     """Different requests that were sent in turn."""
     row_bytes: RowBytes
+    rows_per_tier: NotRequired[list[int]]
+    """Of a cascade the rows that each tier answered."""
 
 
 def figures(samples: Samples, load: Load, changed: int = 0) -> Figures:
@@ -207,6 +209,12 @@ def line(figures: Figures) -> str:
             f"{100 * figures['cpu_share']:.0f} %",
         )
     )
+
+
+def tiers(rows: Sequence[int]) -> str:
+    """Returns the line below a load of a cascade: rows and share of each tier."""
+    shares = ", ".join(f"{number}: {count} ({100 * count / sum(rows):.1f} %)" for number, count in enumerate(rows, 1))
+    return f"  rows by tier   {shares}"
 
 
 def _row(cells: Sequence[str | None]) -> str:

@@ -111,6 +111,7 @@ async def run(job: Job) -> Described | Measured:
         "prepared": prepared,
         "row_bytes": {"p50": p50, "p90": p90, "max": largest},
         **figures(samples, load, connection.changed),
+        **({"rows_per_tier": connection.rows_per_tier} if connection.rows_per_tier else {}),  # type: ignore[typeddict-item]
     }
 
 
@@ -134,6 +135,7 @@ async def measured(connection: Connection, model: Model, load: Load, rows: Seque
     if failure is not None:
         raise InputError(f"--model {model.name}", f"the first request, of {load.rows} rows, has no answer ({failure.message})")
     await closed_loop(send, load.concurrency or 1, min(WARM_UP_SECONDS, load.seconds))
+    connection.rows_per_tier = []
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would stop the event loop

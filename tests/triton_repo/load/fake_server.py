@@ -53,6 +53,8 @@ class Fake:
     requests: list[dict[str, list[bytes]]] = field(default_factory=list)
     under_way: int = 0
     most: int = 0
+    tiers: tuple[int, ...] = ()
+    """Of a cascade the tier that each row of a request is answered by."""
     scores: list[float] = field(default_factory=list)
     """What the next requests are answered; then 0.5."""
     grpc_address: str = ""
@@ -142,6 +144,9 @@ class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer = pb.ModelInferResponse(model_name=request.model_name)
         answer.outputs.add(name="SCORE", datatype="FP32", shape=[1, 1])
         answer.raw_output_contents.append(struct.pack("<f", self.fake.score()))
+        if self.fake.tiers:
+            answer.outputs.add(name="TIER", datatype="INT32", shape=[len(self.fake.tiers), 1])
+            answer.raw_output_contents.append(struct.pack(f"<{len(self.fake.tiers)}i", *self.fake.tiers))
         return answer
 
 
@@ -189,7 +194,10 @@ class Http:
             return web.Response(body=b"neither JSON nor tensors", status=200)
         if word is not None:
             return web.json_response({"error": f"the word was {word}"}, status=WORDS[word][1])
-        return web.json_response({"outputs": [{"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [self.fake.score()]}]})
+        outputs: list[dict[str, Any]] = [{"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [self.fake.score()]}]
+        if self.fake.tiers:
+            outputs.append({"name": "TIER", "datatype": "INT32", "shape": [len(self.fake.tiers), 1], "data": [*self.fake.tiers]})
+        return web.json_response({"outputs": outputs})
 
 
 @contextmanager

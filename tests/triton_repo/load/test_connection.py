@@ -1,6 +1,7 @@
 """Both protocols against a server that does as it is told: python -m pytest tests/triton_repo/load/test_connection.py"""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.triton_repo.load.fake_server import TEXT, Fake, address, serving
 from tests.triton_repo.tiny_exports import png
 from triton_repo.load.arrivals import poisson
 from triton_repo.load.connection import Address, Connection, Model, address_of, check_rows
+from triton_repo.load.figures import tiers as line_of_tiers
 from triton_repo.load.generator import closed_loop, open_loop
 from triton_repo.server import free_port
 
@@ -124,6 +126,27 @@ def test_answers_that_differ_from_the_first_one_to_the_same_request_are_counted(
                 return found
 
         assert asyncio.run(work()) == [0, 0, 0, 1, 1, 2, 2]
+
+
+@both
+def test_the_rows_of_each_tier_of_a_cascade_are_counted(protocol):
+    with serving(Fake(tiers=(1, 3, 1))) as fake:
+
+        async def work():
+            async with Connection(Address(protocol, address(fake, protocol)), 20.0) as connection:
+                request = connection.prepare("m", ["a", "b", "c"])
+                found = []
+                for tiers in ((1, 3, 1), (1, 1, 1)):
+                    fake.tiers = tiers  # what a later answer says is a change, and not counted by tier
+                    assert await connection.send(request) is None
+                    found.append((list(connection.rows_per_tier), connection.changed))
+                other = connection.prepare("m", ["d", "e", "f"])
+                assert await connection.send(other) is None
+                return found, connection.rows_per_tier
+
+        assert asyncio.run(work()) == ([([2, 0, 1], 0), ([4, 0, 2], 1)], [7, 0, 2])
+    numbers = re.findall(r"[\d.]+", line_of_tiers([7, 0, 2]))
+    assert numbers == ["1", "7", "77.8", "2", "0", "0.0", "3", "2", "22.2"]
 
 
 @both
