@@ -24,6 +24,7 @@ from compress.run.inputs import mean_share
 from compress.run.memory import engine_count, memory_of
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, Shortage, shortage
+from compress.run.sharing import Offer
 from compress.run.speed import speed
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
@@ -52,7 +53,7 @@ class PlannedStep:
 
     step: Stage
     cached: Artifact | None
-    """Its artifact, if this step and all steps before it are cached."""
+    """Its artifact, if this step and all steps before it are cached; of one in the store only the manifest can be read."""
     size: Counts | None
     """Parameters and MACs of its checkpoint; None for a step that makes no checkpoint."""
     config: PreTrainedConfig
@@ -68,6 +69,8 @@ class PlannedStep:
     """Predicted memory at the peak of the step, with all of its processes; earlier runs correct it (`durations.predicted_memory`)."""
     reuses: bool = False
     """Whether it will take parts from earlier runs."""
+    stored: bool = False
+    """Whether its artifact is in the store of the recipe, and not in the run folder."""
     expected: Expected | None = None
     """The predicted time with its range; None until it is looked up."""
 
@@ -77,9 +80,9 @@ class PlannedStep:
         return None if self.expected is None else self.expected.seconds
 
 
-def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
-    """Yields the prediction for every step, in order, with what a run folder already holds."""
-    yield from looked_up(predicted(recipe, context), folder, context)
+def steps_of(recipe: Recipe, folder: Path, context: Context, offer: Offer | None = None) -> Iterator[PlannedStep]:
+    """Yields the prediction for every step, in order, with what a run folder and a store already hold."""
+    yield from looked_up(predicted(recipe, context), folder, context, offer)
 
 
 def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
@@ -115,17 +118,17 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     return planned
 
 
-def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) -> Iterator[PlannedStep]:
-    """Yields the steps with their artifacts in a run folder, as far as these are there from the first step on, and with the times of the
-    others, predicted from what has run until now."""
+def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context, offer: Offer | None = None) -> Iterator[PlannedStep]:
+    """Yields the steps with their artifacts in a run folder or a store, as far as these are there from the first step on, and with the
+    times of the others, predicted from what has run until now."""
     steps, state, chain = [entry.step for entry in planned], RunState(context), True
     known = speed(context.target.num_threads)
     for entry in planned:
         state = state.before(entry.step) if chain else state
-        found = _find(entry.step, state, folder) if chain else None
+        found, stored = _find(entry.step, state, folder, offer) if chain else (None, False)
         chain = found is not None
         if found is not None:
-            yield replace(entry, cached=found, disk_bytes=found.size_bytes, expected=NO_TIME, memory_bytes=0)
+            yield replace(entry, cached=found, stored=stored, disk_bytes=found.size_bytes, expected=NO_TIME, memory_bytes=0)
         else:
             reuses = entry.step.reuses(state.context)
             name = entry.step.NAME
@@ -134,13 +137,17 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) ->
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 
-def _find(step: Stage, state: RunState, folder: Path) -> Artifact | None:
+def _find(step: Stage, state: RunState, folder: Path, offer: Offer | None) -> tuple[Artifact | None, bool]:
+    """Returns the artifact of a step, and whether it is in the store alone."""
     key = cache_key(step, state.parent, state.context_for(step))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
+        if found.key == key:
+            return found, False
     except DamagedArtifact:
-        return None
-    return found if found.key == key else None
+        pass  # not there
+    stored = None if offer is None else offer.find(step, key)
+    return stored, stored is not None
 
 
 def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:

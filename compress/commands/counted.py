@@ -14,6 +14,7 @@ from compress.report import phrases
 from compress.run.buckets import measured_at
 from compress.run.inputs import num_truncated
 from compress.run.prepare import noted, prepare
+from compress.run.sharing import offered
 from foundation.core.progress import ConsoleProgress
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
@@ -41,14 +42,15 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
 
     Args:
         recipe: The recipe.
-        folder: The run folder, whose finished stages count as done.
+        folder: The run folder, whose finished stages count as done, as do those in the store of the recipe.
 
     Raises:
-        InputError: The recipe, the data or the model does not allow the run.
+        InputError: The recipe, the data or the model does not allow the run, or the store does not answer.
     """
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
     context.count_macs()
-    planned = list(steps_of(recipe, folder, context))
+    with offered(recipe, folder) as offer:
+        planned = list(steps_of(recipe, folder, context, offer))
     data, task = context.data, context.facts
     unit = f"blocks of {context.max_length} tokens" if task.generates else "rows"
     above = [
@@ -67,6 +69,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
             memory_bytes=entry.memory_bytes,
             parts=dict(entry.parts),
             cached=entry.cached is not None,
+            stored=entry.stored,
             reuses=entry.reuses,
             note="".join(_tokens(entry, planned)),
         )

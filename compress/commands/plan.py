@@ -1,7 +1,8 @@
 """`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space, memory and times without reading weights.
 
 What each step will make and take is counted by `compress.commands.counted`, once (`compress.commands.remembered`): the next plan of the
-same recipe loads neither torch nor data. Four of five runs take a time within the printed range.
+same recipe loads neither torch nor data, unless it has a store, which is looked into each time. Four of five runs take a time within the
+printed range.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Step:
 
     id: str
     cached: bool
+    """Whether it will not run."""
+    stored: bool
+    """Whether its artifact will be fetched from the store."""
     disk_bytes: int
     memory_bytes: int
     expected: Expected
@@ -66,21 +70,23 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
     folder, more = local(out or Path("runs") / recipe.name, "--out"), list[str]()
     check_places(recipe)
     with ConsoleProgress().alive("reading data and model"):
-        if devices is None and recipe.search is None:
+        if devices is None and recipe.search is None and store_of(recipe.store) is None:
             facts = remembered(dump(untracked(recipe)), folder, lambda: _facts(recipe, folder))
         else:
             facts, more = _with_more(recipe, folder, devices, streams, out)
         known = speed(facts["threads"])
         steps = [_predicted(step, known) for step in facts["steps"]]
     todo, room = [step for step in steps if not step.cached], Room.here(folder)
-    short = shortage(sum(step.disk_bytes for step in todo), {step.id: step.memory_bytes for step in todo}, room)
+    written = sum(step.disk_bytes for step in steps if step.stored or not step.cached)
+    short = shortage(written, {step.id: step.memory_bytes for step in todo}, room)
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
         *facts["above"],
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'memory':>10} {'time':>10}  range",
         *(step.line for step in steps),
         *facts["below"],
-        *_total(steps, todo, room),
+        *_fetched(steps, store_of(recipe.store)),
+        *_total(steps, todo, written, room),
         *(f"warning: {line}" for line in short.warned),
         *more,
     ]
@@ -128,7 +134,7 @@ def _with_more(recipe: Recipe, folder: Path, devices: str | None, streams: int |
 def _predicted(step: CountedStep, known: Speed) -> Step:
     """Returns a step with what is predicted from the records and the speed of the machine."""
     name, cached, expected, memory = step["stage"], step["cached"], NO_TIME, 0
-    time, between = "cached", ""
+    time, between = "in store" if step["stored"] else "cached", ""
     if not cached:
         expected = durations.predict(name, step["parts"], seconds_of_one(name, known), reuses=step["reuses"])
         memory = durations.predicted_memory(name, step["memory_bytes"])
@@ -137,17 +143,32 @@ def _predicted(step: CountedStep, known: Speed) -> Step:
     flops = "" if step["flops"] is None else f"{step['flops'] / 1e9:.3f}"
     taken = "" if cached else shown(memory)
     line = f"{step['id']:<20} {parameters:>12} {flops:>11} {_bytes(step['disk_bytes']):>10} {taken:>10} {time:>10}{between}{step['note']}"
-    return Step(step["id"], cached, step["disk_bytes"], memory, expected, line)
+    return Step(step["id"], cached, step["stored"], step["disk_bytes"], memory, expected, line)
 
 
-def _total(steps: Sequence[Step], todo: Sequence[Step], room: Room) -> Iterator[str]:
-    """Yields the totals of all steps, and the resources of the machine."""
+def _fetched(steps: Sequence[Step], url: str | None) -> Iterator[str]:
+    """Yields what the store of the recipe gives, if it has one."""
+    if url is not None:
+        there = [step for step in steps if step.stored]
+        size = f", {_bytes(sum(step.disk_bytes for step in there))} to fetch" if there else ""
+        yield f"store {url}: {len(there)} of {len(steps)} steps{size}"
+
+
+def _total(steps: Sequence[Step], todo: Sequence[Step], written: int, room: Room) -> Iterator[str]:
+    """Yields the totals of all steps, and the resources of the machine.
+
+    Args:
+        steps: All steps.
+        todo: Those that will run.
+        written: Bytes that will be written, or fetched.
+        room: The machine.
+    """
     time = Expected.total([step.expected for step in todo])
-    disk, new = (sum(step.disk_bytes for step in each) for each in (steps, todo))
+    disk = sum(step.disk_bytes for step in steps)
     peak = max((step.memory_bytes for step in todo), default=0)
     yield f"total: {_bytes(disk)} on disk, memory {shown(peak)}, time {_duration(time.seconds)} ({_range(time)})"
     free = f"{shown(room.disk_bytes)} free in {room.folder}"
-    yield f"this machine: {_bytes(new)} still to write and {free}, {shown(room.memory_bytes)} of memory available"
+    yield f"this machine: {_bytes(written)} still to write and {free}, {shown(room.memory_bytes)} of memory available"
 
 
 def _range(expected: Expected) -> str:

@@ -2,7 +2,8 @@
 
 The key is a digest of everything that was read: the recipe; size, times and place of every file of its data, models and teachers, of the
 finished stages in the run folder and of this package; what is installed; processor and GPUs. Errors are never kept. Times, memory and room
-are not stored: they follow from it, from the recorded runs and from the machine at that moment.
+are not stored: they follow from it, from the recorded runs and from the machine at that moment. What a store of artifacts holds can
+change at any moment, so the counts of a recipe with a store are not kept.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class CountedStep(TypedDict):
     parts: dict[str, float]
     """Amounts of its parts (`compress.run.expected`)."""
     cached: bool
+    """Whether it will not run."""
+    stored: bool
+    """Whether its artifact will be fetched from the store."""
     reuses: bool
     """Whether it will take parts from earlier runs."""
     note: str

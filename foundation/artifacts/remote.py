@@ -18,7 +18,7 @@ import json
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
@@ -126,12 +126,47 @@ class RemoteStore:
                 (temporary / MANIFEST).write_bytes(text)
                 files = self._files_of(temporary, key, id, kind)
                 with progress.bar(f"fetch {id}, MB", _megabytes(files)) as advance:
-                    moved = _moved(advance)
-                    for name, entry in files.items():
-                        self._download(temporary / name, name, entry, moved)
+                    self._download(temporary, files, _moved(advance))
         except _Absent:
             return None
         return artifact.load(destination)
+
+    def look(self, key: str, folder: Path, id: str, kind: Kind) -> Artifact | None:
+        """Downloads the manifest of an artifact that `fetch` would download.
+
+        Args:
+            key: Cache key.
+            folder: A folder that does not exist; the manifest is written to it.
+            id: Id of its stage.
+            kind: What the artifact holds.
+
+        Returns:
+            The artifact, without its files (`take` downloads some); None if the store does not have it, or no longer all of its files.
+
+        Raises:
+            InputError: The store holds other contents than it says.
+        """
+        text = self._read(_place(key), MOST_MANIFEST)
+        if text is None:
+            return None
+        folder.mkdir(parents=True)
+        (folder / MANIFEST).write_bytes(text)
+        files = self._files_of(folder, key, id, kind)
+        if any(self._size(_blob(entry)) is None for entry in files.values()):
+            return None
+        return artifact.load(folder)
+
+    def take(self, found: Artifact, names: Iterable[str]) -> None:
+        """Downloads some files of an artifact that `look` has returned, into its folder; names that it does not list are left out.
+
+        Raises:
+            InputError: The store holds other contents than it says, or has just lost a file.
+        """
+        files = found.manifest["files"]
+        try:
+            self._download(found.path, {name: files[name] for name in names if name in files}, lambda count: None)
+        except _Absent as error:
+            raise self._damaged(f"{self.url}/{_place(found.key)}", "a file has just been removed") from error
 
     def upload(self, made: Artifact, replace: bool, progress: Progress) -> bool:
         """Uploads an artifact, files that the store lacks first, its manifest last.
@@ -173,21 +208,23 @@ class RemoteStore:
                 raise self._damaged(place, "a file outside of its folder, or without a sha256")
         return files
 
-    def _download(self, path: Path, name: str, entry: FileEntry, moved: Callable[[int], None]) -> None:
-        """Writes a file whose contents have the hash of the manifest."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hashed, left = hashlib.sha256(), entry["size"]
-        size = self._size(_blob(entry))
-        if size is None:
-            raise _Absent
-        with path.open("wb") as stream:
-            for chunk in self._chunks(_blob(entry)) if size == left else ():
-                hashed.update(chunk)
-                left -= len(chunk)
-                stream.write(chunk)
-                moved(len(chunk))
-        if left or hashed.hexdigest() != entry["sha256"]:
-            raise self._damaged(f"{self.url}/{_blob(entry)}", f"{name} has other contents than its sha256 says")
+    def _download(self, folder: Path, files: Mapping[str, FileEntry], moved: Callable[[int], None]) -> None:
+        """Writes files whose contents have the hashes of the manifest."""
+        for name, entry in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hashed, left = hashlib.sha256(), entry["size"]
+            size = self._size(_blob(entry))
+            if size is None:
+                raise _Absent
+            with path.open("wb") as stream:
+                for chunk in self._chunks(_blob(entry)) if size == left else ():
+                    hashed.update(chunk)
+                    left -= len(chunk)
+                    stream.write(chunk)
+                    moved(len(chunk))
+            if left or hashed.hexdigest() != entry["sha256"]:
+                raise self._damaged(f"{self.url}/{_blob(entry)}", f"{name} has other contents than its sha256 says")
 
     def _chunks(self, place: str) -> Iterator[bytes]:
         with _calls():

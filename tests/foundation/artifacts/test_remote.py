@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from foundation.artifacts.artifact import MANIFEST, SEAL, Artifact
 from foundation.artifacts.remote import MARK, RemoteStore, StoreFailure, connect
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
+from tests.problems import raises_problem
 
 KEY = "ab" * 32
 FILES = {"model.bin": b"weights" * 9, "config/a.json": b"{}", "config/copy.json": b"{}", "empty": b""}
@@ -92,6 +94,32 @@ def test_a_changed_byte_is_refused_and_the_folder_stays_as_it_was(folder_store: 
     assert fetched(store, tmp_path / "b") is None
     assert store.upload(made, True, SILENT)
     assert fetched(store, tmp_path / "b") is not None
+
+
+def test_what_is_looked_at_comes_without_files_but_those_that_are_taken(store: RemoteStore, tmp_path: Path) -> None:
+    assert store.look(KEY, tmp_path / "none", "finetune", "checkpoint") is None
+    made = written(tmp_path / "a")
+    store.upload(made, False, SILENT)
+    found = store.look(KEY, tmp_path / "b", "finetune", "checkpoint")
+    assert found is not None
+    assert found.manifest == made.manifest
+    assert not artifact.files_below(found.path)
+    store.take(found, ["config/a.json", "../outside"])
+    assert list(artifact.files_below(found.path)) == ["config/a.json"]
+    assert (found.path / "config" / "a.json").read_bytes() == FILES["config/a.json"]
+
+
+def test_what_lost_a_file_is_not_offered(folder_store: tuple[RemoteStore, Path], tmp_path: Path) -> None:
+    store, root = folder_store
+    made = written(tmp_path / "a")
+    store.upload(made, False, SILENT)
+    found = store.look(KEY, tmp_path / "b", "finetune", "checkpoint")
+    assert found is not None
+    digest = made.manifest["files"]["model.bin"]["sha256"]
+    (root / "blobs" / digest[:2] / digest).unlink()
+    with raises_problem("store", KEY):
+        store.take(found, ["model.bin"])
+    assert store.look(KEY, tmp_path / "c", "finetune", "checkpoint") is None
 
 
 def test_a_file_that_is_shorter_in_the_store_is_refused_and_uploaded_again(folder_store: tuple[RemoteStore, Path], tmp_path: Path) -> None:
@@ -193,6 +221,9 @@ def test_a_manifest_that_is_not_of_this_artifact_is_refused(
     store, root = folder_store
     store.upload(written(tmp_path / "a"), False, SILENT)
     change(root / "artifacts" / f"{KEY}.json")
+    with raises_problem("store"):
+        store.look(KEY, tmp_path / "looked" / KEY, "finetune", "checkpoint")
+    shutil.rmtree(tmp_path / "looked")
     with pytest.raises(InputError) as caught:
         fetched(store, tmp_path / "b")
     assert caught.value.problems[0].key == "store"

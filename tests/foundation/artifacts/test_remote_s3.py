@@ -15,6 +15,7 @@ from foundation.artifacts import artifact
 from foundation.artifacts.remote import StoreFailure, connect
 from foundation.core.errors import InputError
 from tests.foundation.artifacts.test_remote import FILES, KEY, SILENT, fetched, written
+from tests.s3_server import SECRET, s3_server
 
 pytestmark = pytest.mark.slow
 
@@ -30,25 +31,9 @@ connect(sys.argv[1]).upload(artifact.load(Path(sys.argv[2])), True, ConsoleProgr
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    settings = {
-        "ACCESS_KEY_ID": "an-id",
-        "SECRET_ACCESS_KEY": "hunter2",
-        "ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "DEFAULT_REGION": "us-east-1",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    bucket = f"bucket-{abs(hash(request.node.name))}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    yield f"s3://{bucket}/team"
-    server.stop()
+def url() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
 
 
 def writer(url: str, folder: Path) -> subprocess.Popen[str]:
@@ -97,4 +82,4 @@ def test_a_writer_that_is_killed_leaves_nothing_that_a_reader_takes(url: str, tm
 def test_a_bucket_that_does_not_exist_is_a_failure_without_credentials(url: str) -> None:
     with pytest.raises(StoreFailure) as caught:
         connect("s3://no-such-bucket/x").begin(create=True)
-    assert "hunter2" not in str(caught.value)
+    assert SECRET not in str(caught.value)
