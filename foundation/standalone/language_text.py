@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from .chat_template import Message, Render, TemplateRefused, Tool, compiled, names_tools
 
-CALL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+CALL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[CALL_ID]", "[ARGS]")
 """What marks calls of functions in an answer; special tokens in some tokenizers."""
 TOKENIZER, SETTINGS = "tokenizer.json", "chat.json"
 CLEANED_LETTERS = 8

@@ -58,11 +58,11 @@ def known(kind: str, **settings: Any) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("kind", KINDS)
 def test_marks_of_calls_are_text_only_where_calls_are_read(kind: str) -> None:
     made = Tokenizer.from_str(KINDS[kind].to_str())
-    made.add_special_tokens(["[TOOL_CALLS]", "<other>"])
+    made.add_special_tokens(["[TOOL_CALLS]", "[ARGS]", "<other>"])
     text = LanguageText(made, TextSettings())
-    ids = [*text.encode("men ran", add_special_tokens=False), *map(made.token_to_id, ("<other>", "[TOOL_CALLS]", "</s>"))]
-    assert "[TOOL_CALLS]" not in text.decode(ids)
-    assert text.decode_calls(ids).replace(" ", "") == text.decode(ids).replace(" ", "") + "[TOOL_CALLS]"
+    ids = [*text.encode("men ran", add_special_tokens=False), *map(made.token_to_id, ("<other>", "[TOOL_CALLS]", "[ARGS]", "</s>"))]
+    assert "[" not in text.decode(ids)
+    assert text.decode_calls(ids).replace(" ", "") == text.decode(ids).replace(" ", "") + "[TOOL_CALLS][ARGS]"
     plain = text.encode("in 1999 the men", add_special_tokens=False)
     assert text.decode_calls(plain) == text.decode(plain)
 

@@ -17,6 +17,7 @@ from triton_repo.front.apis.tool_calls import ForcedCalls, MarkedCalls, Reader, 
 KNOWN = ("weather", "add")
 WEATHER, ADD = {"name": "weather", "arguments": {"city": "Tromsø"}}, {"name": "add", "arguments": {"a": 1, "b": [2.5, None]}}
 ONE, TWO = json.dumps(WEATHER), json.dumps(ADD)
+NAMED = [json.dumps(call["arguments"]) for call in (WEATHER, ADD)]
 LLAMA = json.dumps({"name": "weather", "parameters": {"city": "Tromsø"}})
 FORMS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "none": ("Just text, a < b.", "Just text, a < b.", []),
@@ -33,6 +34,28 @@ FORMS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "mistral": (f"[TOOL_CALLS][{ONE}, {TWO}]", "", [WEATHER, ADD]),
     "mistral with text": (f"Well. [TOOL_CALLS] [{ONE}]\n", "Well.", [WEATHER]),
     "mistral that is cut off": (f"[TOOL_CALLS][{ONE}, ", f"[TOOL_CALLS][{ONE}, ", []),
+    "mistral by name": (f"[TOOL_CALLS]weather[ARGS]{NAMED[0]}", "", [WEATHER]),
+    "mistral by name twice": (f"Well. [TOOL_CALLS]weather[ARGS] {NAMED[0]} [TOOL_CALLS] add[ARGS]{NAMED[1]}\n", "Well.", [WEATHER, ADD]),
+    "mistral by name with ids": (
+        f"[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{NAMED[0]}[TOOL_CALLS]add[CALL_ID]2[ARGS]{NAMED[1]}",
+        "",
+        [WEATHER, ADD],
+    ),
+    "mistral by name, marks in a text": (
+        '[TOOL_CALLS]add[ARGS]{"a": "[TOOL_CALLS]x[ARGS]{}"}[TOOL_CALLS]x[ARGS]{}',
+        "",
+        [{"name": "add", "arguments": {"a": "[TOOL_CALLS]x[ARGS]{}"}}, {"name": "x", "arguments": {}}],
+    ),
+    "mistral by name that is cut off": (f"[TOOL_CALLS]weather[ARGS]{NAMED[0][:-1]}", f"[TOOL_CALLS]weather[ARGS]{NAMED[0][:-1]}", []),
+    "mistral by name, the second is cut off": (
+        f"[TOOL_CALLS]weather[ARGS]{NAMED[0]}[TOOL_CALLS]add[ARGS]{{",
+        "[TOOL_CALLS]add[ARGS]{",
+        [WEATHER],
+    ),
+    "mistral by name, then text": (f"[TOOL_CALLS]weather[ARGS]{NAMED[0]} it is", "it is", [WEATHER]),
+    "mistral by name without arguments": ("[TOOL_CALLS]weather[ARGS][1]", "[TOOL_CALLS]weather[ARGS][1]", []),
+    "mistral by no name": ("[TOOL_CALLS]two words[ARGS]{}", "[TOOL_CALLS]two words[ARGS]{}", []),
+    "mistral without a call": ("See [TOOL_CALLS]", "See [TOOL_CALLS]", []),
     "llama": (LLAMA, "", [WEATHER]),
     "llama with a mark": (f"<|python_tag|>{LLAMA}", "", [WEATHER]),
     "llama twice": (f" {LLAMA}; {TWO}\n", "", [WEATHER, ADD]),

@@ -76,6 +76,7 @@ def asked(served: Any, answer: str, stream: bool = False, **given: Any) -> tuple
         (f"<tool_call>\n{CALL}\n</tool_call>", ""),
         (f"I add them. <tool_call>{CALL}</tool_call>", "I add them."),
         (f"[TOOL_CALLS][{CALL}]", ""),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1}', ""),
         ('{"name": "add", "parameters": {"a": 1}}', ""),
     ],
 )

@@ -2,6 +2,7 @@
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>           Hermes, Qwen 2.5; any number, with text before and between
     [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]               Mistral; to the end of the answer
+    [TOOL_CALLS]NAME[ARGS]{...}                                        Mistral since 2025; any number, [CALL_ID]ID before [ARGS] or not
     <|python_tag|>{"name": ..., "parameters": {...}}; {...}            Llama 3.1 and later; to the end, the mark may be missing
 
 Each form is read whatever the chat template asks for, `arguments` and `parameters` likewise. Without a mark the whole answer has to be
@@ -12,6 +13,7 @@ out.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
 from collections.abc import AsyncGenerator, Collection
@@ -24,9 +26,11 @@ from foundation.standalone.language_text import CALL_MARKS
 from triton_repo.front.apis.answer import Answer, Call
 from triton_repo.front.apis.tools import NAME, PARAMETERS
 
-BEGIN, END, LIST, TAG = CALL_MARKS
+BEGIN, END, LIST, TAG, ID, ARGUMENTS = CALL_MARKS
 TO_THE_END = (LIST, TAG)
 """Marks after which nothing but calls comes."""
+NAMED = re.compile(rf"\s*([a-zA-Z0-9_.-]{{1,64}})\s*(?:{re.escape(ID)}\s*\w{{1,64}}\s*)?{re.escape(ARGUMENTS)}\s*")
+"""What precedes the arguments of a call whose name is no JSON."""
 SIGNS = string.ascii_letters + string.digits
 ID_SIGNS = 9
 """Signs of the id of a call: the number that chat templates of Mistral ask for."""
@@ -78,9 +82,11 @@ class MarkedCalls:
         """See `Reader`."""
         mark, place = self._mark()
         before, rest = self._waiting[:place], self._waiting[place + len(mark) :]
-        calls = read_calls(rest) if mark else self._bare()
+        calls, left = read_calls(rest) if mark else self._bare(), ""
+        if mark == LIST and not calls:
+            calls, left = read_named_calls(rest)
         if calls:
-            return before.rstrip() if mark else "", calls
+            return (before.rstrip() if mark else "") + left, calls
         return "" if self._found and not self._waiting.strip() else self._waiting, []
 
     def _ready(self, mark: str, place: int) -> int:
@@ -159,6 +165,22 @@ def read_calls(text: str) -> list[Call]:
         text = text[1:].lstrip()
     calls = [_call(document) for document in documents]
     return [call for call in calls if call is not None] if None not in calls else []
+
+
+def read_named_calls(text: str) -> tuple[list[Call], str]:
+    """Returns the calls in a text that follows [TOOL_CALLS], each a name and its arguments, and the rest from the first that is none."""
+    calls, decoder = list[Call](), json.JSONDecoder()
+    rest = LIST + text
+    while rest.startswith(LIST) and (head := NAMED.match(rest, len(LIST))) is not None:
+        try:
+            arguments, end = decoder.raw_decode(rest, head.end())
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(arguments, dict):
+            break
+        calls.append(made(head[1], json.dumps(arguments, ensure_ascii=False)))
+        rest = rest[end:].lstrip()
+    return calls, rest
 
 
 def _call(document: Json) -> Call | None:
