@@ -66,7 +66,7 @@ class TritonModel(Document):
     model: str | None = None
     """Name of a model in the repository."""
     server: str = "triton"
-    """Server that evaluated it (`foundation.core.engines.SERVERS`)."""
+    """Server that evaluated it (`foundation.core.engines.SERVERS`); absent: Triton."""
     variant: str | None = None
     """The variant that it serves."""
     precision: str | None = None

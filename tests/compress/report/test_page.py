@@ -2,6 +2,7 @@ import copy
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import permutations, zip_longest
 from typing import Any
 
 import pytest
@@ -254,18 +255,25 @@ def test_what_was_not_measured_is_said_and_never_blank(report: dict[str, Any]) -
     assert "0 %" not in page.text
 
 
-def test_any_single_null_leaves_a_well_formed_page() -> None:
+def test_any_null_leaves_a_well_formed_page() -> None:
+    """Keys at the top one by one, as each hides much of the page; the others two by two, far from each other."""
     whole = make_report()
     alike = {tuple(key > 0 if isinstance(key, int) else key for key in path): path for path in paths_of(whole)}  # the first, and another
-    for path in alike.values():
-        report = copy.deepcopy(whole)
-        inner: Any = report
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = None
-        page = Page(render(report))
-        assert not re.search(r"\bNone\b", page.text), path
-        assert isinstance(judge({"max_drop": 0.1, "min_speedup": 2}, report), list)
+    top, inner = ([path for path in alike.values() if (len(path) == 1) == alone] for alone in (True, False))
+    half = (len(inner) + 1) // 2
+    for paths in [*((path,) for path in top), *zip_longest(inner[:half], inner[half:])]:
+        together = list(filter(None, paths))
+        nested = len(together) == 2 and any(one == other[: len(one)] for one, other in permutations(together))
+        for nulls in [[one] for one in together] if nested else [together]:
+            report = copy.deepcopy(whole)
+            for path in nulls:
+                above: Any = report
+                for key in path[:-1]:
+                    above = above[key]
+                above[path[-1]] = None
+            page = Page(render(report))
+            assert not re.search(r"\bNone\b", page.text), nulls
+            assert isinstance(judge({"max_drop": 0.1, "min_speedup": 2}, report), list)
 
 
 def test_names_cannot_bring_in_markup() -> None:
