@@ -29,7 +29,7 @@ from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, FileEntry
 from foundation.artifacts.chain import GOLDEN, changes, damage, read_chain
 from foundation.artifacts.document import read
-from foundation.artifacts.run_folder import REPOSITORY, Run, open_run
+from foundation.artifacts.run_folder import REPOSITORY, Run, check_outside, open_run
 from foundation.artifacts.triton import Results
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError, Problem
@@ -203,11 +203,7 @@ def _intact(run: Run) -> Artifact:
 
 
 def _check_place(run: Run, out: Path) -> None:
-    place, home = out.resolve(), run.folder.resolve()
-    if place == home or home in place.parents or place in home.parents:
-        raise InputError(f"{out}", "lies inside the run folder or holds it", remedy=f"give a folder outside of {run.folder}")
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise InputError(f"{out}", "is not a folder", remedy="give a new one")
+    check_outside(run, out)
     if not out.exists() or not any(out.iterdir()):
         return
     if not is_deployment(out):

@@ -21,7 +21,7 @@ from compress.run.opened import opened
 from export.folders.source import Source
 from export.folders.table import FORMATS
 from foundation.artifacts import artifact
-from foundation.artifacts.run_folder import Run
+from foundation.artifacts.run_folder import Run, check_outside
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
 from foundation.labels.tasks import TASKS
@@ -66,7 +66,8 @@ def publish(
     if licence is not None and not LICENCE.fullmatch(licence):
         raise InputError("--license", f"{licence} given", "an id of the Hub's list is needed, such as apache-2.0")
     run = opened(folder)
-    _check_place(run, out)
+    check_outside(run, out)
+    _check_empty(out)
     if push is not None:
         from compress.commands.push import check_target
 
@@ -110,20 +111,6 @@ def _source(run: Run, variant: str) -> Source:
     builds = tuple(build for build in evaluations.exported(run).builds if build.variant == variant)
     place = None if export is None else export.path
     return Source(variant, Checkpoint(checkpoint.path), run.recipe["model"]["task"], place, builds)
-
-
-def _check_place(run: Run, out: Path) -> None:
-    """Raises unless a folder is new or empty and outside of the run.
-
-    Raises:
-        InputError: It is not.
-    """
-    place, home = out.resolve(), run.folder.resolve()
-    if place == home or home in place.parents or place in home.parents:
-        raise InputError(f"{out}", "lies inside the run folder or holds it", remedy=f"give a folder outside of {run.folder}")
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise InputError(f"{out}", "is not a folder", remedy="give a new one")
-    _check_empty(out)
 
 
 def _check_empty(out: Path) -> None:

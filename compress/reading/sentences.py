@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from foundation.core.errors import InputError
-from foundation.core.shown import shown
+from foundation.core.shown import is_unicode, shown
 from foundation.data.tables import Cells, Table, opened, suffix, text_lines
 from foundation.labels.tags import Span, spans_of
 
@@ -89,7 +89,7 @@ def sentence_of(words: Any, tags: Any, names: tuple[str, ...], place: str) -> tu
     named = [_name(tag, names, place) for tag in lists[1]]
     parts, starts = [], [0]
     for word in lists[0]:
-        if not isinstance(word, str) or not _is_unicode(word):
+        if not isinstance(word, str) or not is_unicode(word):
             raise InputError(place, f"{word!a:.60} given as word", "valid Unicode text is allowed")
         parts += [part for part in re.split(r"[ \t\r\n]+", word) if part]
         starts.append(len(parts))
@@ -104,11 +104,3 @@ def _name(tag: object, names: tuple[str, ...], place: str) -> str:
         return names[tag]
     allowed = f"a name such as B-PER, or a number below {len(names)}," if names else "a name such as B-PER"
     raise InputError(place, f"tag {shown(tag, 40)}", f"{allowed} is allowed")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

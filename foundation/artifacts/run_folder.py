@@ -193,6 +193,19 @@ def write_lock(
     artifact.write_text(folder / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140))
 
 
+def check_outside(run: Run, out: Path) -> None:
+    """Checks that files of a run may be written to a folder.
+
+    Raises:
+        InputError: It lies inside the run folder or holds it, or is no folder.
+    """
+    place, home = out.resolve(), run.folder.resolve()
+    if place == home or home in place.parents or place in home.parents:
+        raise InputError(f"{out}", "lies inside the run folder or holds it", remedy=f"give a folder outside of {run.folder}")
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise InputError(f"{out}", "is not a folder", remedy="give a new one")
+
+
 def link_repository(folder: Path, artifact: Artifact | None) -> None:
     """Atomically points the run's `model_repository` link at the repository inside an artifact; None removes the link of an earlier recipe.
 

@@ -110,25 +110,28 @@ def _forwarding(channel: grpc.aio.Channel, method: str, load: Load, renamed: Cal
     call = channel.unary_unary(method)
 
     async def forward(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        try:
-            with load.hold(len(body)):
-                remaining = context.time_remaining()
-                answer: bytes = await call(renamed(body), timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
-                return answer
-        except Rejected as error:
-            await context.abort(_CODES[error.status], str(error))
-        except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), _message(error))
-        raise AssertionError("unreachable: abort raises")
+        with load.hold(len(body)):
+            remaining = context.time_remaining()
+            answer: bytes = await call(renamed(body), timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
+            return answer
 
-    return forward
+    return _with_status(forward)
 
 
 def _inferring(infer: Inference, load: Load) -> _Handler:
     async def answered(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        with load.hold(len(body)):
+            return await infer(read_request(body, QUEUED), context.time_remaining())
+
+    return _with_status(answered)
+
+
+def _with_status(handler: _Handler) -> _Handler:
+    """Returns a handler that ends a refused or failed request with its status."""
+
+    async def answered(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            with load.hold(len(body)):
-                return await infer(read_request(body, QUEUED), context.time_remaining())
+            return await handler(body, context)
         except Rejected as error:
             await context.abort(_CODES[error.status], str(error))
         except grpc.aio.AioRpcError as error:
