@@ -50,6 +50,8 @@ class Answer(ABC):
     """Kind of `distances`, for reports: kl, mse or squared_distance."""
     DISAGREEMENT: ClassVar[str] = "share of {n} selection rows answered differently"
     """Describes `disagreement` in words, for n rows."""
+    CONFIDENCE: ClassVar[str | None] = None
+    """Form of the scores that say how sure an answer is (`foundation.standalone.confidence`); None where there are none."""
 
     def __init__(self, form: type[Labels] | None = None) -> None:
         """Makes the answer of a task.
@@ -108,6 +110,10 @@ class Answer(ABC):
     @abstractmethod
     def disagreement(self, reference: Array, answers: Array) -> float:
         """Returns how much two sets of predictions disagree where no label may be used, 0 to 1, in the unit of `goals.max_drop`."""
+
+    def other_rows(self, reference: Array, answers: Array) -> Array:
+        """Returns which rows have another answer, bool `[n]`: the answer to the whole row, where it has several parts."""
+        raise NotImplementedError(f"{type(self).__name__} has no scores that a cascade could go by")
 
     def has_class(self, answers: Array, true: Array, number: int) -> tuple[Array, Array]:
         """Returns which values are predicted as a class and which have it, bool `[m]`, of what `Labels.values` returned."""

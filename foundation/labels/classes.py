@@ -44,6 +44,7 @@ class ClassAnswer(Answer):
     FORM: ClassVar[type[Labels]] = ClassIds
     JUDGES_CLASSES: ClassVar[bool] = True
     POOLS_WINDOWS: ClassVar[bool] = True
+    CONFIDENCE: ClassVar[str | None] = "class"
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Other labels; differences of the logits."""
@@ -55,7 +56,11 @@ class ClassAnswer(Answer):
 
     def disagreement(self, reference: Array, answers: Array) -> float:
         """The share of rows with another label."""
-        return float(np.mean(reference.argmax(axis=1) != answers.argmax(axis=1)))
+        return float(np.mean(self.other_rows(reference, answers)))
+
+    def other_rows(self, reference: Array, answers: Array) -> Array:
+        """Rows with another label."""
+        return np.asarray(reference.argmax(axis=1) != answers.argmax(axis=1))
 
     def has_class(self, answers: Array, true: Array, number: int) -> tuple[Array, Array]:
         """Rows whose largest logit is of the class, and rows of the class."""

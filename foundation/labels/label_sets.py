@@ -101,11 +101,12 @@ class SetAnswer(Answer):
     JUDGES_CLASSES: ClassVar[bool] = True
     POOLS_WINDOWS: ClassVar[bool] = True
     RESPONSE: ClassVar[str] = "labels"
+    CONFIDENCE: ClassVar[str | None] = "set"
     DISAGREEMENT: ClassVar[str] = "1 - micro F1 against the labels that the float model finds on {n} selection rows"
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Rows with another set of labels; differences of the logits."""
-        return ((answers > 0) != (reference > 0)).any(axis=1), np.abs(answers.astype(np.float64) - reference)
+        return self.other_rows(reference, answers), np.abs(answers.astype(np.float64) - reference)
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
         """The mean over the labels of KL(p || p') of the probabilities that each holds, in nats."""
@@ -115,6 +116,10 @@ class SetAnswer(Answer):
     def disagreement(self, reference: Array, answers: Array) -> float:
         """1 - micro F1 of one set of labels against the other."""
         return 1.0 - micro_f1(answers > 0, reference > 0)
+
+    def other_rows(self, reference: Array, answers: Array) -> Array:
+        """Rows with another set of labels."""
+        return np.asarray(((answers > 0) != (reference > 0)).any(axis=1))
 
     def has_class(self, answers: Array, true: Array, number: int) -> tuple[Array, Array]:
         """Rows for which the label is found, and rows for which it holds."""

@@ -222,6 +222,7 @@ class TagAnswer(Answer):
     RESPONSE: ClassVar[str] = "entities"
     NOT_ON_GPUS: ClassVar[str | None] = "tags"
     DISAGREEMENT: ClassVar[str] = "share of the words of {n} selection rows with another tag"
+    CONFIDENCE: ClassVar[str | None] = "tags"
 
     def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
         """Logits of the first token of each word, and zeros past the last word, `[b, L, C]`."""
@@ -247,3 +248,7 @@ class TagAnswer(Answer):
         """The share of words with another tag."""
         changed = self.differences(reference, answers)[0]
         return float(np.mean(changed)) if len(changed) else 0.0
+
+    def other_rows(self, reference: Array, answers: Array) -> Array:
+        """Rows in which a word has another tag."""
+        return np.asarray((choices(reference) != choices(answers)).any(axis=1))

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from export.cascade.losses import disagreements, drops, form_of, right
+from export.cascade.scores import FEWEST, Judged, auroc, choose, crossed, fit, plain
+from foundation.core.arrays import Array
+from foundation.labels.classes import ClassIds
+from foundation.labels.label_sets import LabelSets
+from foundation.standalone.confidence import CALIBRATED, confidence
+from tests.problems import raises_problem
+
+KEY = "stages.cascade.score"
+
+
+def judged(n: int = 600, seed: int = 0) -> Judged:
+    """A tier of three classes whose answers of class 2 are wrong far more often at the same margin."""
+    rng = np.random.default_rng(seed)
+    classes, margins = rng.integers(0, 3, n), rng.exponential(2.0, n)
+    wrong = rng.random(n) < np.where(classes == 2, 0.6, 0.05) * np.exp(-0.4 * margins)
+    logits = np.where(np.arange(3) == classes[:, np.newaxis], margins[:, np.newaxis], 0.0) + rng.normal(size=(n, 1))
+    original = np.eye(3)[np.where(wrong, (classes + 1) % 3, classes)] * 2
+    return Judged(logits.astype(np.float32), original.astype(np.float32), ~wrong, "class")
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_auroc_is_the_share_of_pairs_in_order(ties: bool) -> None:
+    rng = np.random.default_rng(0)
+    scores, agrees = rng.normal(size=60), rng.random(60) < 0.7
+    scores = scores.round(0) if ties else scores
+    pairs = [(good, bad) for good in scores[agrees] for bad in scores[~agrees]]
+    naive = sum((good > bad) + (good == bad) / 2 for good, bad in pairs) / len(pairs)
+    assert auroc(scores, agrees) == pytest.approx(naive)
+    assert auroc(scores, np.ones(60, bool)) == 0.5
+
+
+def test_a_calibrated_score_learns_the_class_that_is_less_sure_than_it_looks() -> None:
+    known = judged(3000)
+    found = fit(known)
+    assert found["bias"][2] < min(found["bias"][:2])
+    assert crossed(known) > auroc(confidence(known.logits, plain("margin", "class")), known.agrees) + 0.05
+    p = 1 / (1 + np.exp(-confidence(known.logits, found)))
+    for low, high in ((0.5, 0.8), (0.8, 0.95), (0.95, 1.0)):
+        some = (p >= low) & (p < high)
+        assert known.agrees[some].mean() == pytest.approx(p[some].mean(), abs=0.06)
+
+
+def test_newton_finds_the_minimum_of_the_penalized_loss() -> None:
+    from export.cascade.scores import RIDGE, _logistic
+
+    rng = np.random.default_rng(1)
+    design = np.concatenate([np.ones((80, 1)), rng.normal(size=(80, 3))], axis=1)
+    target = (rng.random(80) < 0.7).astype(float)
+    ridge = np.array([0.0, RIDGE, RIDGE, RIDGE])
+
+    def loss(weights: Array) -> float:
+        z = design @ weights
+        return float((np.logaddexp(0, z) - target * z).sum() + (ridge * weights**2).sum() / 2)
+
+    found = _logistic(design, target, ridge)
+    for direction in (*np.eye(4), *rng.normal(size=(20, 4))):
+        for step in (1e-3, -1e-3):
+            assert loss(found) <= loss(found + step * direction)
+
+
+def test_auto_takes_margin_unless_another_one_is_better() -> None:
+    score, areas = choose(judged(3000), "auto", KEY)
+    assert score["name"] == CALIBRATED
+    assert areas[CALIBRATED] == max(areas.values())
+    rng = np.random.default_rng(2)
+    margins = rng.exponential(2.0, 2000).astype(np.float32)
+    wrong = rng.random(2000) < 0.4 * np.exp(-margins)
+    logits = np.stack([margins, np.zeros_like(margins)], axis=1)
+    original = np.where(wrong[:, np.newaxis], logits[:, ::-1], logits)
+    score, areas = choose(Judged(logits, original, ~wrong, "class"), "auto", KEY)
+    assert score == plain("margin", "class")
+    assert set(areas) == {"margin", "entropy", "energy", CALIBRATED}
+
+
+def test_without_other_answers_there_is_nothing_to_calibrate() -> None:
+    known = judged()
+    agreed = Judged(known.logits, known.logits, np.ones(len(known.agrees), bool), "class")
+    assert choose(agreed, "auto", KEY)[0] == plain("margin", "class")
+    with raises_problem(KEY, "calibrated", "0 of 600", str(FEWEST), "margin"):
+        choose(agreed, CALIBRATED, KEY)
+
+
+def test_losses_of_classes_and_sets() -> None:
+    original = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
+    answers = np.array([[2, 0], [0, 2], [0, 3], [3, 0]], np.float32)
+    assert disagreements("text-classification", original, answers).tolist() == [False, True, False, True]
+    labels = ClassIds(np.array([0, 1, 0, 1]))
+    assert right(original, labels).tolist() == [True, False, False, True]
+    assert drops(original, answers, labels).tolist() == [0, -1, 0, 1]
+    sets = np.array([[1, -1], [1, 1], [-1, -1]], np.float32)
+    other = np.array([[1, 1], [2, 3], [-1, -2]], np.float32)
+    assert disagreements("multi-label-classification", sets, other).tolist() == [True, False, False]
+    assert right(sets, LabelSets(np.array([[True, False], [True, False], [False, False]]))).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("task", ["text-generation", "text-regression", "sentence-embedding", "question-answering"])
+def test_answers_without_scores_are_refused(task: str) -> None:
+    with raises_problem("stages.cascade", task, "text-classification"):
+        form_of(task, "stages.cascade")
