@@ -21,6 +21,7 @@ from compress.store_settings import StoreUrl
 from compress.towers import refused
 from compress.track_settings import Track
 from distill.distill import Distill
+from export.cascade.cascade import Cascade
 from export.export import Export
 from foundation.core.config import Config
 from foundation.core.engines import ENGINES, served_on
@@ -41,7 +42,7 @@ from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
+STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, Cascade, TritonRepo)
 """All stages in their allowed order; distill, prune and sparsify may come in any order. The order applies along `input`."""
 
 
@@ -122,7 +123,7 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError.of(problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe)
+    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe) + _check_cascade(recipe)
     if problems:
         raise InputError.of(problems)
     return recipe
@@ -234,7 +235,7 @@ def _check_order(recipe: Recipe) -> list[Problem]:
             problems.append(Problem("stages", f"{once.NAME} is given more than once", "at most one is allowed"))
     kinds = [type(stage) for stage in recipe.stages]
     if Export not in kinds:
-        served = dict.fromkeys(stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository")
+        served = dict.fromkeys(stage.NAME for stage in recipe.stages if stage.PRODUCES in ("model_repository", "cascade"))
         problems += [Problem("stages", f"{name} given without export", remedy="put `- export: {}` before it") for name in served]
     task = recipe.model.facts
     servers = served_on("cpu", generates=task.generates, encoder_decoder=task.encoder_decoder)
@@ -310,6 +311,32 @@ def _check_proposals(recipe: Recipe) -> list[Problem]:
         if draft is not None and draft not in made:
             allowed = one_of(made) if made else "none, as no stage makes a model,"
             problems.append(Problem(f"{key}.draft", f"{draft!r} given", f"{allowed} is allowed{nearest(draft, made)}"))
+    return problems
+
+
+def _check_cascade(recipe: Recipe) -> list[Problem]:
+    """Returns the problems of a cascade: there are no rows for its certificate, no stage makes a tier, a tier is given twice, or the last
+    one is not the original."""
+    problems, made = list[Problem](), lines(recipe.stages)
+    original = [str(stage.id) for stage in made[BASELINE][-1:]] or [BASELINE]
+    for stage in recipe.stages:
+        if not isinstance(stage, Cascade):
+            continue
+        if recipe.data.certify is None:
+            given, allowed = f"missing for stages.{stage.id}", "a certificate needs rows of its own"
+            problems.append(Problem("data.certify", given, allowed, "name a file of rows that take part in nothing else"))
+        if stage.tiers is None:
+            continue
+        key = f"stages.{stage.id}.tiers"
+        names = list(dict.fromkeys((*made, BASELINE)))
+        unknown = [name for name in stage.tiers if name not in names]
+        problems += [Problem(key, f"{name!r} given", f"{', '.join(names)} is allowed{nearest(name, names)}") for name in unknown[:1]]
+        if stage.tiers[-1] not in (*original, BASELINE):
+            remedy = f"give {BASELINE} as the last one"
+            problems.append(Problem(key, f"{stage.tiers[-1]!r} given last", "the last tier is the original", remedy))
+        models = [BASELINE if name in original else name for name in stage.tiers]
+        if len(set(models)) < len(models):
+            problems.append(Problem(key, f"{', '.join(stage.tiers)} given", "a model can be one tier only", "leave the other out"))
     return problems
 
 

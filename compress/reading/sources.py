@@ -319,7 +319,7 @@ def _by_split(files: Iterable[LabelledFile], name: str, kind: FileKind) -> Sourc
         split = SPLITS.get(file.split or "train")
         if split is None:
             raise InputError(file.place, f"{file.split!r} is not a split", f"allowed above the class folders: {', '.join(SPLITS)}")
-        _check_file(file.data, kind, file.place)
+        check_file(file.data, kind, file.place)
         sources.setdefault(split, [Source(name)])[0].add(file.data, file.label, file.place)
     if not sources:
         raise InputError(name, f"contains no {kind.one}s", f"SPLIT/CLASS/FILE with {kind.named} is allowed")
@@ -469,11 +469,12 @@ def _file(cell: object, kind: FileKind, folder: Path, place: str) -> bytes:
             raise InputError(place, named, f"a path relative to {folder} is allowed") from error
     if not isinstance(data, bytes):
         raise InputError(place, f"{type(data).__name__} given as {kind.one}", "encoded bytes or a path are allowed")
-    _check_file(data, kind, place)
+    check_file(data, kind, place)
     return data
 
 
-def _check_file(data: bytes, kind: FileKind, place: str) -> None:
+def check_file(data: bytes, kind: FileKind, place: str) -> None:
+    """Raises an `InputError` if an image or sound cannot be decoded."""
     try:
         kind.check(data)
     except ValueError as error:  # BadRow and BadSound

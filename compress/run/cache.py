@@ -17,7 +17,7 @@ from foundation.stage.stage import Stage
 
 DEPENDS_ON = "depends_on"
 """The entry of a manifest with everything that the artifact depends on."""
-INHERITED = frozenset({"parent", "teachers", "checkpoints"})
+INHERITED = frozenset({"parent", "teachers", "checkpoints", "cascade"})
 """Inputs that differ because an earlier step does."""
 MOST_DIFFERENCES = 3
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -59,6 +59,8 @@ def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[s
             contents["judge"] = context.data.judge
     if step.PRODUCES not in ("checkpoint", "evaluation"):  # these read every variant
         contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
+        if context.cascade is not None:
+            contents["cascade"] = context.cascade.digest
     return contents
 
 

@@ -100,6 +100,8 @@ def predicted_bytes(step: Stage, config: PreTrainedConfig, variants: Mapping[str
     """
     if isinstance(step, Latency | Buckets):
         return 0
+    if step.PRODUCES == "cascade":  # predictions of the original and of each tier
+        return 4 * _sizes(config, context, None).prediction_bytes
     if step.PRODUCES in ("engine", "model_repository"):
         of_build = _served_bytes if step.PRODUCES == "model_repository" else partial(_build_bytes, context=context)
         return sum(

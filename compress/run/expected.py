@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Evaluate, Latency, Source, shapes
+from export.cascade.cascade import Cascade
 from export.export import Export
 from export.parity.rows import GATE_PROMPTS, GATE_ROWS, looks
 from foundation.core.engines import ENGINES, REFERENCE
@@ -84,6 +85,9 @@ def parts_of(
         answers = rows * call + len(step.concurrency) * min(LOAD_SECONDS, LOAD_REQUESTS * call)
         checked = served * (ANSWERED if context.facts.generates else 1)
         return {"start": 1, "served": checked, "asked": served * rows, "sampled": served * answers, "bytes": disk_bytes}
+    if isinstance(step, Cascade):
+        rows = len(context.data.selection) + (0 if context.data.certify is None else len(context.data.certify))
+        return {"start": 1, "engines": TIERS, "macs": padded * macs * TIERS * rows, "products": work * _overhead(config)}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
     if isinstance(step, Source):
@@ -142,6 +146,8 @@ def _call_s(macs: float) -> float:
     return CALL_S + macs / REFERENCE_SPEED
 
 
+TIERS = 3
+"""Engines that a cascade asks, on average: builds that it compares, and the original."""
 CALL_S = 1e-3
 """Seconds of a call besides its multiply-accumulates, on average over the engines."""
 WARM_UP_CALLS, WARM_UP_S = 5, 0.15

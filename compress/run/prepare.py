@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compress.reading.certified import with_certify
 from compress.reading.load import load_data
 from compress.recipe import Recipe
 from compress.run.inputs import check_inputs, check_teacher
@@ -51,7 +52,9 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
     in_samples(recipe)  # before the data, which may take long to load
     if problem := problem_with(recipe.model.task, recipe.goals.metric):
         raise InputError.of([problem])
-    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
+    names = label_names(recipe.model)
+    data = load_data(recipe.data, recipe.model.task, names, progress.log, recipe.tokenizer or recipe.model.path)
+    data = with_certify(data, recipe.data, recipe.model.task, progress.log, numbered=names is not None)
     return context_of(recipe, data.judged_on(judge), folder, progress, team)
 
 

@@ -44,6 +44,8 @@ class RunState:
             return replace(self, context=replace(context, predictions=predictions))
         if artifact.kind == "latency":
             return replace(self, context=replace(context, latency=artifact))
+        if artifact.kind == "cascade":
+            return replace(self, context=replace(context, cascade=artifact))
         if artifact.kind == "buckets":
             target = context.target.model_copy(update={"buckets": tuple(artifact.metrics["buckets"])})
             return replace(self, context=replace(context, target=target))

@@ -145,4 +145,6 @@ class Setup:
 
 def without_servers(recipe: Recipe) -> Recipe:
     """Returns a recipe that serves nothing."""
-    return recipe.model_copy(update={"stages": tuple(stage for stage in recipe.stages if stage.PRODUCES != "model_repository")})
+    return recipe.model_copy(
+        update={"stages": tuple(stage for stage in recipe.stages if stage.PRODUCES not in ("model_repository", "cascade"))}
+    )

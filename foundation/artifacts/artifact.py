@@ -30,7 +30,7 @@ SEAL = "manifest_sha256"
 MOST_JSON = 2**30
 REPLACED = ".old"
 """End of the name of a folder while another one takes its place."""
-Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository", "buckets"]
+Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository", "buckets", "cascade"]
 
 
 class DamagedArtifact(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -32,6 +32,8 @@ class LatencyGoal(Config):
 class Goals(Config):
     """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("max_disagreement",)
+
     metric: str | None = None
     """The metric that `max_drop`, the headline and the choice of what is served are about: a metric of the task
     (`compress list tasks`), or for classes `recall:LABEL`, `precision:LABEL` or `f1:LABEL` of one of them. null: the primary metric.
@@ -39,6 +41,9 @@ class Goals(Config):
     max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
     """Maximum drop of the judged metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
     engine, else torch). For perplexity, the maximum relative increase: served / baseline - 1."""
+    max_disagreement: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Largest share of answers that are other ones than the baseline's in torch, as a fraction: what the stage `cascade` certifies, with
+    its confidence."""
     min_speedup: Annotated[float, Field(gt=0)] | None = None
     """Minimum speed-up of the served model at the worst target shape, against the baseline in torch (fp32, eager)."""
     max_latency_ms: tuple[LatencyGoal, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -129,6 +129,17 @@ class FilesConfig(Config):
     """Rows for decisions such as model selection; used for the reported results if there is no labelled test split."""
 
 
+class CertifyConfig(Config):
+    """Rows that a certificate rests on (stage `cascade`), and that nothing else reads."""
+
+    files: Annotated[Files, Field(min_length=1)]
+    """One file, or a list of files, as in `data.files`. They need no labels: labels are read where `columns.label` is given, or from the
+    folders of images and sounds. The rows have to be drawn like those that the model will be asked, and none may have trained it."""
+    shared: Literal["refuse", "drop"] = "refuse"
+    """What happens to rows that are train, selection or evaluation rows too. refuse: the run ends. drop: they are left out of the
+    certificate, and the report says how many they are."""
+
+
 class Prompts(Config):
     """Texts that are put before queries and documents. The server is then asked with the same text before each query."""
 
@@ -166,6 +177,8 @@ Templates = Annotated[tuple[Template, ...], Field(min_length=1, max_length=1000)
 class DataConfig(Config):
     """Training and evaluation data."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("certify",)
+
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
     text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll; for
@@ -186,6 +199,8 @@ class DataConfig(Config):
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
+    certify: CertifyConfig | None = None
+    """Rows for the certificate of a cascade; the stage `cascade` needs them."""
     prompts: Prompts | Templates | None = None
     """For tasks that search documents: prefixes of queries and documents, for models that were trained with them. Default for retrieval:
     the prompts `query` and `document` (or `passage`) that the model's config_sentence_transformers.json has. For image-text: one or several

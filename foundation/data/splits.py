@@ -141,6 +141,32 @@ class Split:
 
 
 @dataclass(frozen=True)
+class CertifyRows:
+    """Rows of a certificate: neither train, selection nor evaluation rows."""
+
+    rows: list[Row]
+    """As in a split."""
+    labels: Labels | None = None
+    """In the form that the task has; None where they were not read."""
+    shared: int = 0
+    """Rows of the files that were left out, because they are train, selection or evaluation rows too."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """The content key of every row."""
+        return [content_key(row) for row in self.rows]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of contents and labels, in order."""
+        labels = b"" if self.labels is None else np.ascontiguousarray(self.labels.array).tobytes()
+        return hashlib.sha256(b"%d %b%b" % (len(self), b"".join(self.keys), labels)).hexdigest()
+
+
+@dataclass(frozen=True)
 class Shared:
     """Train rows with the content of an evaluation row."""
 
@@ -168,6 +194,8 @@ class Data:
     """The true evaluation rows, where selection rows have taken their place."""
     shared: Shared = Shared()
     """Rows that train and evaluation had in common."""
+    certify: CertifyRows | None = None
+    """Rows of a certificate, which nothing else depends on; None where the recipe has none."""
 
     @cached_property
     def digest(self) -> str:

@@ -110,6 +110,8 @@ class Context:
     """The exported engines; None before that stage."""
     latency: Artifact | None = None
     """Their measured latencies; None before that step."""
+    cascade: Artifact | None = None
+    """The cascade of these engines; None before that stage, and in runs without it."""
     measure_latency: MeasureLatency | None = None
     """Times checkpoints; None outside a run."""
     engine_job: EngineJob | None = None

@@ -11,12 +11,15 @@ import pytest
 
 from compress.run.cache import DEPENDS_ON, depends_on, explain_miss
 from compress.run.implicit import Evaluate
+from compress.run.state import RunState
 from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from tests.foundation import tiny_gpt
 from tests.told import Told
+from triton_repo.triton_repo import TritonRepo
 
 STEP = Finetune(id="finetune", epochs=3)
 
@@ -68,6 +71,15 @@ def test_what_an_earlier_step_changed_is_not_told_again(context: Context, made: 
     wanted = depends_on(STEP, None, context)
     made(STEP, {**wanted, "parent": "a" * 64, "threads": 2})
     assert explain_miss(STEP, tmp_path, wanted) is None
+
+
+def test_what_is_served_depends_on_the_cascade(context: Context, tmp_path: Path) -> None:
+    made = RunState(context).after(STEP, Artifact(tmp_path, {"id": "cascade", "kind": "cascade", "digest": "d"}), variant=False)
+    assert made.parent is None  # the engines stay what the next step starts from
+    step = TritonRepo(id="triton_repo", serve=False)
+    with_cascade, without = (depends_on(step, None, one) for one in (made.context, context))
+    assert with_cascade == {**without, "cascade": "d"}
+    assert depends_on(STEP, None, made.context) == depends_on(STEP, None, context)
 
 
 def test_other_steps_and_unreadable_folders_are_passed_over(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
