@@ -64,6 +64,7 @@ def one_step(stage: Any) -> list[str]:
         "distill": ["epochs=0.01", "student.layers=1"],
         "prune": ["rows=16", "multiple_of=8", *(["recover.epochs=0.01"] if getattr(stage, "recover", None) else [])],
         "quantize": ["calibration.rows=16", *(["qat.epochs=0.01"] if getattr(stage, "mode", "ptq") != "ptq" else [])],
+        "cascade": ["max_disagreement=0.5"],
         "triton_repo": ["serve=false"],
     }
     return few.get(stage.NAME, [])
@@ -82,15 +83,16 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for engine in ("openvino", "openvino_genai", "openvino_seq2seq"):
         monkeypatch.setattr(f"export.engines.{engine}.computes_bf16", lambda: False)  # one float build
     without_clocks.hurry(monkeypatch)
-    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
+    timed = without_clocks.falling if "cascade" in stages.values() else without_clocks.measure  # whose first tier has to be the faster one
+    monkeypatch.setattr("foundation.measure.latency.measure", timed)
     settings = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     settings += shrunk(recipe, tmp_path)
     facts, engine = recipe.model.facts, engine_of(recipe)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
+    checkpoints = [name for name, stage in stages.items() if stage not in ("export", "cascade", "triton_repo")]
     assert [variant["id"] for variant in report["variants"]][-len(checkpoints) :] == checkpoints
     cells = report["variants"][-1]["accuracy"]
     cell = cells[engine]
@@ -145,13 +147,17 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
                 elif facts.multi_label:
                     label = ("", "negative", "positive", "negative, positive")[row % 4]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
+    certify = []
+    if recipe.data.certify is not None:
+        (folder / "data" / "certify.txt").write_text("".join(f"{text}\n" for text in sentiment.rows(400)[300:]))
+        certify = ["data.certify={files: [{file: certify.txt, header: false, columns: {text: 0}}], shared: drop}"]
     layers = 2 if not (facts.regression or facts.multi_label) and any(stage.NAME == "distill" for stage in recipe.stages) else 1
     model = [f"model.path={sentiment.checkpoint(layers)}"]
     if recipe.model.path is None:
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
         sizes |= {"max_position_embeddings": sentiment.LENGTH}
         model = [*(f"model.config.{key}={value}" for key, value in sizes.items()), f"tokenizer={sentiment.checkpoint(layers)}"]
-    return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+    return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16", *certify]
 
 
 def entity_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -21,10 +21,19 @@ from foundation.stage.context import Job
 
 def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[tuple[int, Timing]]:
     """Stands for `foundation.measure.latency.measure`: the engines take 1, 2, 3 ... ms."""
+    return _timed(jobs, shapes, [1.0 + index for index in range(len(jobs))])
+
+
+def falling(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[tuple[int, Timing]]:
+    """The same with times that fall: what is built last, the quantized model, is the fastest."""
+    return _timed(jobs, shapes, [1.0 + index for index in reversed(range(len(jobs)))])
+
+
+def _timed(jobs: Sequence[Job], shapes: Sequence[Shape], times_ms: Sequence[float]) -> list[tuple[int, Timing]]:
     rows = []
-    for index, job in enumerate(jobs):
+    for index, (job, time_ms) in enumerate(zip(jobs, times_ms, strict=True)):
         cell = Cell()
-        cell.turns, cell.peak_memory_bytes = [Turn(np.full(MIN_SAMPLES // TURNS, 1.0 + index)) for _ in range(TURNS)], 2**20
+        cell.turns, cell.peak_memory_bytes = [Turn(np.full(MIN_SAMPLES // TURNS, time_ms)) for _ in range(TURNS)], 2**20
         cell.placement = {name: job.labels[name] for name in ("device", "float_precision")} | {"provider": "nobody"}
         rows += [(index, cell.row(job, shape)) for shape in shapes]
     return rows

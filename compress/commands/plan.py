@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.commands import planned_cascade
 from compress.commands.remembered import CountedStep, Facts, remembered
 from compress.recipe import Recipe, dump, untracked
 from compress.run import durations
@@ -85,6 +86,7 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'memory':>10} {'time':>10}  range",
         *(step.line for step in steps),
         *facts["below"],
+        *planned_cascade.lines(recipe, facts["steps"], known),
         *_fetched(steps, store_of(recipe.store)),
         *_total(steps, todo, written, room),
         *(f"warning: {line}" for line in short.warned),

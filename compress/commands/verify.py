@@ -1,9 +1,10 @@
 """`compress verify`: is a finished run what it was when it finished?
 
 It hashes every file of every artifact, compares manifests, recipe and links with the chain of the run (`foundation.artifacts.chain`) and
-the report with the figures of the artifacts, reloads every engine and runs the golden rows through it, and with `live` through the server
-too. The logits must match the recorded ones within the limits of `foundation.standalone.tolerance`. With a report that was kept elsewhere
-it also finds a run that was changed as a whole, chain and report included.
+the report with the figures of the artifacts, follows the certificate of a cascade again from the stored predictions, reloads every engine
+and runs the golden rows through it, and with `live` through the server too. The logits must match the recorded ones within the limits of
+`foundation.standalone.tolerance`. With a report that was kept elsewhere it also finds a run that was changed as a whole, chain and report
+included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from compress.report.document import Report
 from compress.report.model.contents import Contents
 from compress.report.report import UNCHECKED, forgeries, write
 from compress.run.opened import opened
+from foundation.artifacts.cascade import FILE as CASCADE
+from foundation.artifacts.cascade import Cascade
 from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
+from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import Run, blaming_damage, locked
 from foundation.core.errors import InputError, Problem
 from foundation.core.target import Target
@@ -73,6 +77,7 @@ def verify(
         return problems
     problems += forgeries(run)
     problems += [] if kept is None else _report_differences(run, kept, str(report))
+    problems += _certificate(run, log)
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     problems += _engines(run, rows, recorded, log)
     if live:
@@ -123,6 +128,23 @@ def _report_differences(run: Run, expected: Mapping[str, object], source: str) -
         keys.append("warnings")
     if keys:
         yield Problem(f"{run.folder / 'report.json'}", f"{', '.join(keys)}: not what {source} says")
+
+
+def _certificate(run: Run, log: Log) -> Iterator[Problem]:
+    """Follows the certificate of a cascade again from the stored predictions."""
+    made, exported = run.of_kind("cascade"), run.of_kind("engine")
+    if made is None or exported is None:
+        return
+    from export.cascade.recheck import differences
+
+    found = list(differences(made.path, run.variants, run.baseline, exported))
+    if not found:
+        certificate = read(Cascade, made.path / CASCADE).certificate
+        log(
+            f"{made.id}: at most {certificate.bound:g} of the answers differ, confidence {certificate.confidence:g}: "
+            f"{certificate.disagreements} of {certificate.n} rows, as the stored predictions say"
+        )
+    yield from found
 
 
 def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 from compress.report import intervals
 from compress.report.model.contents import EvaluationRows, Split
 from foundation.artifacts import artifact
+from foundation.artifacts.cascade import FILE as CASCADE
+from foundation.artifacts.cascade import Cascade
 from foundation.artifacts.chain import DATA
 from foundation.artifacts.document import Figures, read
 from foundation.artifacts.exported import Build, Engine, Exported
@@ -96,6 +98,12 @@ def exported(run: Run) -> Exported:
     """Returns the contents of export.json; empty if the recipe does not export."""
     made = run.of_kind("engine")
     return Exported() if made is None else read(Exported, made.path / EXPORTED)
+
+
+def cascade(run: Run) -> Cascade | None:
+    """Returns the contents of cascade.json; None in runs without that stage."""
+    made = run.of_kind("cascade")
+    return None if made is None else read(Cascade, made.path / CASCADE)
 
 
 def profiles(run: Run, stage: str) -> list[Figures]:

@@ -166,6 +166,20 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term("rounds", "Rounds", "Rounds of the search that the settings survived; each round measures three times as long."),
         Term("goals_missed", "Goals missed", "Goals of the recipe that this configuration would miss."),
     ),
+    "Cascade": (
+        Term("tier", "Tier", "A model of the cascade: it answers the rows that it is sure of, the others go to the next one."),
+        Term("score", "Score", "How sure a model is of an answer, computed from its logits; a larger score is a surer answer."),
+        Term("threshold", "Threshold", "The least score of a row that the tier answers itself."),
+        Term("rows_of_tier", "Rows of the tier", "Share of the certificate rows that the tier answers."),
+        Term("goes_on", "Goes on", "Share of all certificate rows that go beyond the tier, and the upper confidence limit of that share."),
+        Term("other_alone", "Other answers alone", "Certificate rows that this tier alone answers otherwise than the original in torch."),
+        Term(
+            "row_time",
+            "Time of a row",
+            "Time of one row in the engines that answer it, at the mix of lengths of the evaluation rows.",
+            ("Mean of a row, ms", "Row ms, p50", "Row ms, p90", "Row ms, p99"),
+        ),
+    ),
     "Answers of language models": (
         Term("streams", "Streams", "Prompts that are answered at the same time."),
         Term(

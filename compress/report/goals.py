@@ -13,6 +13,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
 
     max_drop      baseline in torch - the served model in its last backend (a server, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
+    max_disagreement the bound that the cascade certifies
     max_latency_ms of the engine, or of requests to the server if the goal says so; both are shown next to the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`foundation.measure.turns`)
@@ -74,6 +75,7 @@ def judge(goals: Goals, report: Contents) -> list[Goal]:
     """
     judged = [
         _at_most("max_drop", goals.max_drop, _telling(drop(report), goals.max_drop, *chance_drop(report))),
+        _at_most("max_disagreement", goals.max_disagreement, certified(report)),
         _at_least("min_speedup", goals.min_speedup, speedup(report)),
         *(_latency_goal(report, goal) for goal in goals.max_latency_ms),
         _at_most("max_size_mb", goals.max_size_mb, size_mb(report)),
@@ -195,6 +197,14 @@ def drop(report: Contents) -> Figure:
     else:
         lost = (-1 if report.metric.higher_is_better is False else 1) * (first.value - after.value)
     return Figure(lost, at=backend, low=paired.low, high=paired.high)
+
+
+def certified(report: Contents) -> Figure:
+    """Returns the share of other answers that the cascade of the run certifies."""
+    if report.cascade is None:
+        return Figure(reason="no stage certified a bound: add `- cascade: {max_disagreement: ...}`")
+    certificate = report.cascade.certificate
+    return Figure(float(certificate.bound), at=f"cascade, confidence {certificate.confidence:g}")
 
 
 def chance_drop(report: Contents) -> tuple[float | None, str]:

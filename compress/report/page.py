@@ -22,6 +22,7 @@ from compress.report.model.contents import Contents, Goal
 from compress.report.model.variant import Variant
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy, rows, timings
+from compress.report.sections.cascade import cascade
 from compress.report.sections.choice import choice
 from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
@@ -70,6 +71,7 @@ def render(report: Contents) -> str:
         timings=timings.sentence(report),
         served=accuracy.served(report),
         choice=choice(decision),
+        cascade=cascade(report),
         tuned=tuned(report),
         splits=rows.splits(report),
         classes=rows.classes(report),

@@ -182,6 +182,7 @@ def goal_name(goal: Goal, metric: str | None) -> str:
         return f"{name or 'unnamed goal'}, without a limit"
     bounds: dict[str, Callable[[], str]] = {
         "max_drop": lambda: _drop_name(limit, metric),
+        "max_disagreement": lambda: f"Other answers than the original's at most {100 * limit:.4g}{SPACE}%",
         "min_speedup": lambda: f"Speed-up over torch of at least {ratio(limit)}",
         "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms{_judged_at(goal)}",
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
@@ -223,6 +224,7 @@ def goal_value(goal: Goal, metric: str | None) -> str:
         "max_size_mb": lambda: size(value * 1e6),
         "min_throughput": lambda: f"{rate(value)} rows/s",
         "max_bleu_drop": lambda: f"{signed(-value)} points",
+        "max_disagreement": lambda: f"{100 * value:.4g}{SPACE}%",
     }
     return writers[name]() if name in writers else ratio(value) if name in ("min_speedup", "int8_faster") else str(value)
 

@@ -129,6 +129,7 @@ def collect(run: Run, warnings: list[str]) -> Contents:
         "data": evaluations.sizes(run),
         "timings": _timings(run, rows),
         "windows": run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows"),
+        "cascade": evaluations.cascade(run),
         "classes": classes(run, evaluated[0], chosen),
         "flipped_rows": excerpt(run.folder / FLIPS, None if chosen is None else chosen.variant),
     }

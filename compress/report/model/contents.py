@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from compress.report.model.variant import Variant
+from foundation.artifacts.cascade import Cascade
 from foundation.artifacts.document import Document, Figures, Number
 from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics
 from foundation.artifacts.triton import Triton
@@ -381,6 +382,8 @@ class Contents(Document):
     """Only where long texts are read in windows."""
     served: Served | None = None
     """The served configuration, by which goals are judged; null if no engine was built."""
+    cascade: Cascade | None = None
+    """The cascade and its certificate, as cascade.json holds them; absent without the stage."""
     classes: Classes | None = None
     """Figures of every class; absent without classes."""
     flipped_rows: tuple[Flip, ...] = ()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compress.report.glossary import GROUPS, TERMS, term_of
 from compress.report.labelled import labelled
+from tests.compress.report.sections.test_cascade import made as cascade
 from tests.compress.report.test_generation_section import report as report_of_answers
 from tests.compress.report.test_generation_section import speed
 from tests.compress.report.test_page import make_report
@@ -40,6 +41,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "classes": make_report,
     "rows": with_rows,
     "answers": lambda: report_of_answers(speed(1, 100.0), speed(8, 500.0)),
+    "cascade": lambda: {**make_report(), "cascade": cascade()},
 }
 
 
