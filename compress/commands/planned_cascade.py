@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from compress.commands.remembered import CountedStep
 from compress.recipe import Recipe
-from compress.run.expected import CALL_S
-from compress.run.pace import seconds_of_one
+from compress.run.pace import CALL_S, seconds_of_one
 from compress.run.speed import Speed
 from export.cascade.cascade import Cascade
 from foundation.core.step_names import BASELINE
-from foundation.schemes.int8 import has_vnni
+from foundation.machine.environment import NATIVE_INT8, hardware
 
 EXPECTED_SHARE = 0.15
 INTEGERS, INTEGERS_ALONE = 0.5, 0.8
@@ -45,5 +44,7 @@ def lines(recipe: Recipe, steps: Sequence[CountedStep], known: Speed) -> Iterato
 
 def _seconds(step: CountedStep, known: Speed) -> float:
     """Returns the time of a row in an engine."""
-    share = (INTEGERS if has_vnni() else INTEGERS_ALONE) if step["stage"] == "quantize" else 1.0
+    share = 1.0
+    if step["stage"] == "quantize":
+        share = INTEGERS_ALONE if NATIVE_INT8.isdisjoint(hardware()["cpu_features"]) else INTEGERS
     return CALL_S + share * float(step["flops"] or 0) / 2 * seconds_of_one("latency", known)["macs"]

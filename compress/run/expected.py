@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Evaluate, Latency, Source, shapes
+from compress.run.pace import CALL_S
 from export.cascade.cascade import Cascade
 from export.export import Export
 from export.parity.rows import GATE_PROMPTS, GATE_ROWS, looks
@@ -148,8 +149,6 @@ def _call_s(macs: float) -> float:
 
 TIERS = 3
 """Engines that a cascade asks, on average: builds that it compares, and the original."""
-CALL_S = 1e-3
-"""Seconds of a call besides its multiply-accumulates, on average over the engines."""
 WARM_UP_CALLS, WARM_UP_S = 5, 0.15
 """What the warm-ups of all turns at a shape take at least."""
 MORE_TURNS = 1.0

@@ -10,6 +10,8 @@ HALVES = 0.85
 """The same over a bfloat16 product in torch, where the processor multiplies it; the engines then have modes of 16 bits too."""
 SAMPLED_PER_S = 3.5e10
 """Float32 multiply-accumulates per second of the machine that takes `expected.REFERENCE_SPEED` for its engines."""
+CALL_S = 1e-3
+"""Seconds of a call of an engine besides its multiply-accumulates, on average over the engines."""
 TRAINS = ("finetune", "distill", "prune", "sparsify")
 """Stages that compute in the precision of training."""
 LOOP_S = 0.04
