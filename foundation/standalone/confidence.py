@@ -78,7 +78,7 @@ def features(logits: Array, form: str, temperature: float = 1.0) -> Array:
         if form == "tags":
             words = np.asarray((scaled != 0).any(axis=-1))
             found = np.where(words[..., np.newaxis], found, SURE).min(axis=1)
-    finite = np.isfinite(scaled.reshape(len(scaled), -1)).all(axis=1)
+    finite = np.asarray(np.isfinite(scaled.reshape(len(scaled), -1)).all(axis=1))
     return np.where(finite[:, np.newaxis], found, np.nan)
 
 
