@@ -123,7 +123,7 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError.of(problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe) + _check_cascade(recipe)
+    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe) + _check_cascade(recipe) + _check_audit(recipe)
     if problems:
         raise InputError.of(problems)
     return recipe
@@ -338,6 +338,17 @@ def _check_cascade(recipe: Recipe) -> list[Problem]:
         if len(set(models)) < len(models):
             problems.append(Problem(key, f"{', '.join(stage.tiers)} given", "a model can be one tier only", "leave the other out"))
     return problems
+
+
+def _check_audit(recipe: Recipe) -> list[Problem]:
+    """Returns the problems of an audit: there is no cascade that it could watch."""
+    if any(isinstance(stage, Cascade) for stage in recipe.stages):
+        return []
+    return [
+        Problem(f"stages.{stage.id}.audit", "given without the stage cascade", "it watches a served cascade", "add one, or leave it out")
+        for stage in recipe.stages
+        if isinstance(stage, TritonRepo) and stage.audit != type(stage).model_fields["audit"].default
+    ]
 
 
 def _check_input(stage: Stage, producers: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[Problem]:

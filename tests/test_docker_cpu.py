@@ -6,15 +6,16 @@ from pathlib import Path
 
 import yaml
 
+from triton_repo.cascade.served.metrics import FAMILIES, PREFIX
 from triton_repo.front.figures import METRICS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docker" / "cpu"
-OURS = {f"compress_front_{name}" for name in METRICS}
+OURS = {f"compress_front_{name}" for name in METRICS} | {f"{PREFIX}{name}" for name in FAMILIES}
 TRITON = {
     f"nv_inference_{name}" for name in ("count", "exec_count", "request_success", "request_duration_us", "queue_duration_us")
-}  # tests/triton_repo/test_queueing.py finds each of them, and ours, in a running server
-LABELS = {"model", "outcome", "job"}
-FUNCTIONS = {"sum", "by", "rate", "up"}
+}  # tests/triton_repo finds each of them, and ours, in a running server (test_queueing.py, cascade/test_served.py)
+LABELS = {"model", "outcome", "job", "tier", "test"}
+FUNCTIONS = {"sum", "max", "by", "rate", "up"}
 
 
 def read(name: str):

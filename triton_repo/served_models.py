@@ -5,8 +5,8 @@
     quantize-int8-image, -text    clip-image, clip-text       ... when another variant or precision is served later
     baseline-fp32                 baseline-fp32               the others are loaded only with `--all`
 
-What is served is what the run chose (`chosen` in triton.json). Where nothing competed it is the main build of the last variant, as in the
-block `served` of the report. `compress serve` answers to the names of the folders, too.
+What is served is the certified cascade of a run that has one, else what the run chose (`chosen` in triton.json). Where nothing competed
+it is the main build of the last variant, as in the block `served` of the report. `compress serve` answers to the names of the folders, too.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def models_of(repository: Path, results: Results, run: str) -> list[ServedModel]
     """
     folders = model_names(repository)
     entries = [entry for entry in results.models if entry.model in folders]
+    cascade = None if results.cascade is None else results.cascade.model
+    if cascade in folders:
+        named_alone = run if run not in folders or run == cascade else str(cascade)
+        others = [folder for folder in folders if folder != cascade]
+        return [ServedModel(named_alone, str(cascade), str(cascade), ""), *(ServedModel(folder, folder, folder) for folder in others)]
     build = _served_build(entries, results.chosen)
     if build is None:
         return [ServedModel(folder, folder, folder, "") for folder in folders]

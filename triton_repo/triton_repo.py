@@ -24,7 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
@@ -35,9 +34,8 @@ from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError, Problem
 from foundation.core.target import Target
 from foundation.labels.facts import Facts
-from foundation.labels.form import Labels
-from foundation.labels.tasks import TASKS, Task, tasks_with
-from foundation.measure.answers import load_logits, save_predictions
+from foundation.labels.tasks import tasks_with
+from foundation.measure.answers import save_predictions
 from foundation.measure.fastest import Measured, Ranked, competes, fastest
 from foundation.measure.fastest_answers import engines_that_answer
 from foundation.measure.judged import Judged, judged_of
@@ -45,6 +43,8 @@ from foundation.measure.metrics import metrics
 from foundation.schemes.table import SCHEMES
 from foundation.stage.stage import Stage
 from foundation.standalone.response import STRATEGIES
+from triton_repo.cascade.settings import Audit
+from triton_repo.comparison import agreement, compare
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
     from foundation.core.json_value import Json
     from foundation.stage.context import Context
-    from triton_repo.client import Answers
     from triton_repo.layout import Served
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
@@ -79,7 +78,7 @@ class TritonRepo(Stage):
     VERSION: ClassVar[int] = 5
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
-    LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
+    LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", "audit", *QUEUED)
 
     serve: bool = True
     """Start the server, check and measure; false only writes the files. For `target.device: cuda` no server is ever started."""
@@ -113,6 +112,8 @@ class TritonRepo(Stage):
     tune: Tune | None = None
     """For models that answer rows: searches processes, threads of each, largest batch and queue delay of the served model by measured load,
     and writes the repository with the best (`triton_repo.tuning`); `{}` takes the defaults."""
+    audit: Audit = Audit()
+    """For runs with the stage cascade: how the served cascade is watched."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it is next to the other one, as
@@ -213,6 +214,7 @@ class TritonRepo(Stage):
 
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> Results:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
+        from triton_repo.cascade.stage import opened_cascade
         from triton_repo.config import Scheduling
         from triton_repo.layout import served_models, write_repository
         from triton_repo.tuning.tuning import tune_served
@@ -238,14 +240,35 @@ class TritonRepo(Stage):
                 chosen=name,
             )
 
-        if self.tune is None or not self.serve:
-            write(own, out / REPOSITORY, models, self.queue, None)
-            results = self._results(models, lambda model: self._measure(model, context, out, own.max_batch_size))
-            return with_both_towers(results).with_(chosen=name)
-        found = tune_served(self.tune, own, one.name, context, lambda point, folder: write(point, folder, [one], Queue(), point.threads))
-        write(found.best, out / REPOSITORY, models, self.queue, found.best.threads)
-        results = self._results(models, lambda model: self._measure(model, context, out, found.best.max_batch_size))
-        return results.with_(chosen=name, tuned=found.as_document(one.name))
+        cascade = opened_cascade(parent, context, self.audit)
+
+        def tried(point: Point, folder: Path) -> None:
+            if cascade is None:
+                write(point, folder, [one], Queue(), point.threads)
+            else:
+                cascade.write(folder, point, Queue(), point.threads)
+
+        found, tuned = None, one.name if cascade is None else cascade.name
+        if self.tune is not None and self.serve:
+            found = tune_served(self.tune, own, tuned, context, tried)
+        best, threads = (own, None) if found is None else (found.best, found.best.threads)
+        write(best, out / REPOSITORY, models, self.queue, threads)
+        if cascade is not None:
+            cascade.write(out / REPOSITORY, best, self.queue, threads)
+        results = self._results(models, lambda model: self._measure(model, context, out, best.max_batch_size))
+        results = with_both_towers(results).with_(chosen=name)
+        if found is not None:
+            results = results.with_(tuned=found.as_document(tuned))
+        if cascade is not None:
+            repository = self._unlimited(context, out) if self.serve else None
+            results = results.with_(cascade=cascade.measured(repository, context, out, self.concurrency))
+        return results
+
+    def _unlimited(self, context: Context, out: Path) -> Path:
+        """Returns the repository without limits of its queues."""
+        from triton_repo.live import without_limits
+
+        return out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
 
     def _ranking(self, context: Context) -> list[Ranked]:
         """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
@@ -416,15 +439,13 @@ class TritonRepo(Stage):
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json; a request has at most `most` rows."""
         from triton_repo import client, environment
         from triton_repo.limited import measure_limits, shapes_of
-        from triton_repo.live import without_limits
         from triton_repo.server import TritonServer
 
         split = context.data.evaluation
         own = split.labels.of_tower(model.tower)
         rows = [split.rows[row] for row in own.tolist()]
         log = context.scratch / f"triton-{model.name}.log"
-        repository = out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
-        with TritonServer(repository, environment.check(), log, models=[model.name]) as server:
+        with TritonServer(self._unlimited(context, out), environment.check(), log, models=[model.name]) as server:
             with context.progress.bar(f"triton {model.name}", len(rows)) as advance:
                 answers = client.evaluate(server.grpc_address, model.name, rows, EVALUATION_CONCURRENCY, advance)
             latency = tuple(client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency)
@@ -438,55 +459,13 @@ class TritonRepo(Stage):
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {context.facts.metric} {figures[context.facts.metric]:.4f} (n={count}), "
-            f"{_agreement(compared, context.task)}, p50 {latency[0].p50_ms:.2f} ms"
+            f"{agreement(compared, context.task)}, p50 {latency[0].p50_ms:.2f} ms"
         )
         return compared.with_(metrics=figures, n=count, predictions=predictions, peak_memory_bytes=memory, latency=latency, **limits)
 
 
-def compare(model: Served, task: Task, answers: Answers, labels: Labels) -> TritonModel:
-    """Checks the labels of the server against its logits, and its logits against the engine's.
-
-    Args:
-        model: The model.
-        task: For regression, differences are in standard deviations of the labels, and there are no classes to compare.
-        answers: The answers of the server.
-        labels: Labels of the evaluation split.
-
-    Returns:
-        Its entry in triton.json with `disagreements` (rows whose label differs from the engine's), `median_abs` and `max_abs` (of logit
-        differences); all None if the predictions of the engine are not known.
-
-    Raises:
-        ServedWrong: A difference exceeds its limit.
-    """
-    from foundation.measure.agreement import compare_predictions, shortfall
-    from triton_repo.client import ServedWrong
-
-    wrong = answers.contradiction(model.prepared)
-    if wrong is not None:
-        raise ServedWrong(f"model {model.name}: {wrong}")
-    if model.predictions is None:
-        return model.entry.with_(disagreements=None, median_abs=None, max_abs=None)
-    expected, own = load_logits(model.predictions), labels.of_tower(model.tower)
-    expected, labels = expected[own], labels[own]
-    logits = answers.stored_predictions(model.prepared)
-    compared = compare_predictions(task, expected, logits, labels)
-    reason = shortfall(compared, "the evaluated engine")
-    if reason is not None:
-        changed = TASKS[task].answer.differences(expected, logits)[0]
-        other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # words have no row
-        raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
-    return model.entry.with_(**{key: compared[key] for key in ("disagreements", "median_abs", "max_abs")})
-
-
 def _unmeasured(entry: TritonModel, reason: str) -> TritonModel:
     return entry.with_(metrics={}, n=0, predictions=None, disagreements=None, latency=(), reason=reason)
-
-
-def _agreement(compared: TritonModel, task: Task) -> str:
-    if compared.disagreements is None:
-        return "not compared with the engine"
-    return f"{compared.disagreements} answers differ from the engine, max |d{TASKS[task].answer.DIFFERS}| {compared.max_abs:.4f}"
 
 
 def _summary(results: Results) -> dict[str, Json]:

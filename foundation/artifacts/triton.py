@@ -108,6 +108,19 @@ class TritonModel(Document):
         return {name: value for name, value in self.metrics.items() if value is not None}
 
 
+class CascadeModel(TritonModel):
+    """A certified cascade in the repository."""
+
+    rows_per_tier: tuple[int, ...] = ()
+    """Evaluation rows that each tier answered."""
+    routed_otherwise: int | None = None
+    """Evaluation rows that another tier answered than the predictions of the engines say."""
+    audited_share: Number | None = None
+    """Share of the rows that the audit draws."""
+    false_alarm: Number | None = None
+    """Largest probability that any alarm ever rings without cause."""
+
+
 class Settings(Document):
     """Settings of a served model."""
 
@@ -212,6 +225,8 @@ class Results(Document):
     """The model that the run chose to serve; null without a choice."""
     tuned: Tuned | None = None
     """The search over settings; absent without `triton_repo.tune`."""
+    cascade: CascadeModel | None = None
+    """The certified cascade of the repository, which is served; absent without one."""
     gpu: TritonModel | None = None
     """The model of the additional repository for GPUs, which no server has run."""
     kernels: TritonModel | None = None
