@@ -7,7 +7,8 @@
 Streams are drawn with replacement from the certificate rows of the artifact of the stage `cascade` (DIR holds cascade.json and the
 predictions of its tiers), a row in each request. The tests are those of the server (`triton_repo.cascade.served.watch`), value by value:
 
-    none        no shift: streams whose alarm rings, of all; at most `false_alarm` of them should
+    none        no shift: streams whose alarm rings, of all; at most `false_alarm` of them should. Once more with bounds that are the rates
+                of the pool itself, the worst case of that promise
     escalation  rows that the first tier is not sure of come more often: a share of the stream is drawn from the escalated rows alone
     confident   a share of the stream is kept rows whose answer the last tier gives otherwise: only the audit sees them
     other       a share of the stream is rows of FILE, predictions of the same tiers for rows of another domain (tier.1, tier.2, ...)
@@ -154,10 +155,13 @@ def main() -> None:
     figures = []
     for audit in given.audit:
         rates = Rates(upper, bound, audit, given.false_alarm)
-        found = delays((pool, pool), 0.0, rates, 0, given.length, given.streams)
-        rang = int(np.isfinite(found).sum())
-        figures.append({"shift": "none", "audit": audit, "alarms": rang, "streams": given.streams})
-        print(f"audit {audit:g}, no shift: {rang} of {given.streams} streams rang")
+        edge = Rates(float(pool.escalated.mean()), float(pool.wrong.mean()), audit, given.false_alarm)
+        for name, limits in (("none", rates), ("none, at the bounds", edge)):
+            if not (0 < limits.upper < 1 and 0 < limits.bound < 1):
+                continue
+            rang = int(np.isfinite(delays((pool, pool), 0.0, limits, 0, given.length, given.streams)).sum())
+            figures.append({"shift": name, "audit": audit, "alarms": rang, "streams": given.streams})
+            print(f"audit {audit:g}, shift {name}: {rang} of {given.streams} streams rang", flush=True)
         for name, second in pools.items():
             for share in given.share:
                 for quiet in given.quiet:

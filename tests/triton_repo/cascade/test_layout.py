@@ -16,6 +16,7 @@ from foundation.standalone import confidence, e_process
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES
 from tests.problems import raises_problem
+from tests.test_cascade import recipe
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.cascade import tiny_cascades
 from tests.triton_repo.test_served_models import entry, repository
@@ -181,3 +182,12 @@ def test_the_server_is_held_against_the_engine_of_the_tier_that_answered(tmp_pat
         compare(cascade, "text-classification", answers_of(last, np.full(len(ROWS), 3)), labels)
     with pytest.raises(ServedWrong, match="differ from the evaluated engines"):
         compare(cascade, "text-classification", answers_of(last, tiers), labels)
+
+
+def test_an_audit_needs_a_cascade(tmp_path):
+    stages = [{"export": {}}, {"triton_repo": {"audit": {"share": 0.1}}}]
+    with raises_problem("stages.triton_repo.audit", "cascade"):
+        recipe(tmp_path, stages=stages)
+    for share in (-0.1, 1.1):
+        with raises_problem("audit.share"):
+            recipe(tmp_path, stages=[{"export": {}}, {"triton_repo": {"audit": {"share": share}}}])

@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
+from compress.pipeline import run
 from foundation.artifacts.document import read
+from foundation.artifacts.run_folder import open_run
 from foundation.artifacts.triton import Results
+from foundation.core.progress import ConsoleProgress
+from tests.export import sentiment
+from tests.test_cascade import CASCADE, recipe
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.cascade import tiny_cascades
 from tests.triton_repo.test_triton_repo import context
@@ -22,11 +27,14 @@ from triton_repo.cascade.layout import NAME, write_cascade
 from triton_repo.cascade.served.metrics import FAMILIES, PREFIX
 from triton_repo.cascade.settings import Audit
 from triton_repo.config import Scheduling
+from triton_repo.deployment import models_in, repository_of
 from triton_repo.load.connection import Address
 from triton_repo.load.load import examine, load_test
 from triton_repo.load.settings import Load
-from triton_repo.served_models import ServedModel
+from triton_repo.probe import prepared_of
+from triton_repo.served_models import ServedModel, divided
 from triton_repo.service import Service
+from triton_repo.serving import server_of
 from triton_repo.triton_repo import TritonRepo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -166,3 +174,23 @@ class Quiet:
         from contextlib import nullcontext
 
         return nullcontext(lambda count: None)
+
+
+def test_a_run_with_a_cascade_is_served_under_its_name(tmp_path):
+    stages = [{"quantize": {"mode": "ptq", "calibration": {"rows": 64}}}, {"export": {}}, {"cascade": CASCADE}]
+    given = recipe(tmp_path, stages=[*stages, {"triton_repo": {"concurrency": [1], "audit": {"share": 0.5}}}])
+    folder = run(given, tmp_path / "run", progress=ConsoleProgress("quiet")).folder
+    made = open_run(folder).of_kind("model_repository")
+    assert made is not None
+    found = read(Results, made.path / "triton.json").cascade
+    assert found is not None
+    assert (sum(found.rows_per_tier), found.disagreements, found.routed_otherwise) == (60, 0, 0)
+    models, others = divided(models_in(folder), everything=False)
+    assert [(model.name, model.folder) for model in models] == [("tiny", NAME)]
+    assert {model.folder for model in others} == {"baseline-fp32", "quantize-int8"}
+    with server_of(repository_of(folder), tmp_path / "log", models=models) as served:
+        rows = list(sentiment.rows(20))
+        answers = client.evaluate(served.grpc_address, "tiny", rows, 4)
+    assert answers.contradiction(prepared_of(repository_of(folder) / NAME)) is None
+    assert answers.tiers is not None
+    assert set(answers.tiers) <= {1, 2}
