@@ -17,6 +17,7 @@ from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import open_run
 from foundation.artifacts.triton import Results
 from foundation.core.progress import ConsoleProgress
+from tests import without_clocks
 from tests.export import sentiment
 from tests.test_cascade import CASCADE, recipe
 from tests.triton_repo import tiny_exports as tiny
@@ -176,7 +177,8 @@ class Quiet:
         return nullcontext(lambda count: None)
 
 
-def test_a_run_with_a_cascade_is_served_under_its_name(tmp_path):
+def test_a_run_with_a_cascade_is_served_under_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.falling)
     stages = [{"quantize": {"mode": "ptq", "calibration": {"rows": 64}}}, {"export": {}}, {"cascade": CASCADE}]
     given = recipe(tmp_path, stages=[*stages, {"triton_repo": {"concurrency": [1], "audit": {"share": 0.5}}}])
     folder = run(given, tmp_path / "run", progress=ConsoleProgress("quiet")).folder
