@@ -19,7 +19,8 @@ Those programs multiply the same numbers with one exception: their int8 scale of
 Those programs quantize every Linear that `ignore` does not name. It names each layer of the stock model that has no scales here: heads, and
 poolers that a checkpoint of a body has no weights for.
 
-Left out: what the format has no word for (`obstacle`): smoothing vectors, int8 attention and residuals, groups of unequal width, Conv1D.
+Left out: what the format has no word for (`obstacle`): smoothing vectors, int8 attention and residuals, groups of unequal width,
+int8 activations in blocks, Conv1D.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from foundation.models.own_shape import SHAPE_KEY
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization
 from foundation.schemes.fp8 import Fp8Scales, to_e4m3
 from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import DynamicScales, LayerScales, levels, quantize
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
@@ -72,7 +74,7 @@ def obstacle(checkpoint: Checkpoint) -> str | None:
         return "its layers differ in size, as pruning left them, and only compress.api.load_checkpoint builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
-        if not isinstance(scales, HELD):
+        if not isinstance(scales, HELD) or isinstance(scales, BlockScales):
             return f"it has no word for the scheme {scales.SCHEME}"
         if name not in modules:
             return f"{name} is one of several experts that Transformers keeps in one tensor, and only Linear is held"

@@ -232,7 +232,7 @@ class Exporter:
         rounds, generates = rounds_cache(entry), ENGINES[entry.engine].generates is not None
         batch = max(spec.evaluation_batch, TOGETHER) if generates else spec.evaluation_batch
         with EngineProcess(with_float_cache(spec) if rounds else spec) as process:
-            counted = entry.with_(**dict(self._share(process, model)))
+            counted = entry.with_(**dict(self._share(process, model)), reported=process.ask("reported")["reported"])
             compared, reason = self._gated(process, entry, model, batch)
             if reason is not None:
                 return counted.with_(runnable=False, reason=reason, parity=compared)
@@ -243,6 +243,7 @@ class Exporter:
             logits = self._predicted(process, entry, evaluation.rows, batch)
             floating = FloatCache.of(process, logits, evaluation.labels, self.agreement, path)
         with EngineProcess(spec) as process:
+            counted = counted.with_(reported=process.ask("reported")["reported"])  # before, the cache was float
             measured = self._measured(process, counted, compared, batch)
         return floating.cost(measured, self.out, self.context)
 

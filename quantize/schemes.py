@@ -6,6 +6,7 @@
     w8a16          per output, least squared error (`ptq`)          none: float
     w4a16          per group, least squared error (`group_scales`)  none: float
                    and a zero point per group unless symmetric
+    w4a8-block     as w4a16                                         none: each group of a token finds its own
     fp8            per output, largest |w| / 448                    one scale, threshold of a calibrator / 448
 
 E4M3 has relative steps: clipping gains it nothing, so that its default calibrator is minmax, and those that count equal steps (mse,
@@ -47,9 +48,9 @@ def weight_grids(
         scheme: The scheme.
         layers: The layers by name.
         bits: Bits of an int8 weight, 8 or 7.
-        group_size: Inputs that share a scale, in w4a16.
+        group_size: Inputs that share a scale, of int4 weights.
         smooth: What the inputs of some layers are divided by, float32 [I].
-        symmetric: Whether weights have no zero points; only weights of w4a16 can have them.
+        symmetric: Whether weights have no zero points; only int4 weights can have them.
     """
     weights = {name: layer.weight.detach().flatten(1) * smooth.get(name, 1) for name, layer in layers.items()}
     row = SCHEMES[scheme]

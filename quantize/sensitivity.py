@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.schemes.fp8 import Fp8Scales, to_e4m3
+from foundation.schemes.int4_by_int8 import BlockScales, in_blocks
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
 from foundation.schemes.scales import Layer, Scales
 from foundation.schemes.table import facts_of
@@ -127,6 +128,8 @@ def rounded_input(x: Tensor, scales: Scales) -> Tensor:
             return quantize(x, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale * smooth_I
         case Fp8Scales():
             return to_e4m3(x, scales.input_scale).float() * scales.input_scale
+        case BlockScales():
+            return in_blocks(x, scales.group_size)
         case _:
             raise TypeError(f"no such scales: {type(scales).__name__}")
 

@@ -69,18 +69,19 @@ class QuantizeSettings(ModelStage):
     scheme: Scheme = DEFAULT_SCHEME
     """w8a8: int8 weights per output channel, static int8 activations per tensor; w8a8-dynamic: int8 activations per token, with scales
     computed at run time; w8a16: int8 weights per output channel, float activations, for language models; w4a16: int4 weights in
-    groups of inputs, float activations; fp8: E4M3 weights per output channel, static E4M3 activations."""
+    groups of inputs, float activations; w4a8-block: the same weights, int8 activations with a scale per group, computed at run time, for
+    language models in onnxruntime_decoder; fp8: E4M3 weights per output channel, static E4M3 activations."""
     group_size: Literal[16, 32, 64, 128, 256] = 128
-    """Inputs that share a weight scale, for w4a16; the last group of a layer may be shorter."""
+    """Inputs that share a weight scale, for w4a16 and w4a8-block; the last group of a layer may be shorter."""
     symmetric: bool = True
-    """Whether the codes of int4 weights are symmetric around 0. false, for w4a16: each group has a zero point too, so that its 16 codes
+    """Whether the codes of int4 weights are symmetric around 0. false: each group has a zero point too, so that its 16 codes
     span its smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
     weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows."""
     awq: bool = False
-    """Activation-aware weight quantization, for w4a16: channels with large activations get finer weights, and scales are chosen by the
-    error of the outputs."""
+    """Activation-aware weight quantization, for int4 weights: channels with large activations get finer weights, and scales are chosen by
+    the error of the outputs."""
     calibration: Calibration = Calibration()
     """How activation ranges are calibrated."""
     smoothquant: Annotated[

@@ -195,6 +195,7 @@ def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[Varian
         integer_weights=first.integer_weights if first else None,
         int8_share_reason=first.int8_share_reason if first else "no engine was built for this variant",
         int8_layers=first.layers if first else [],
+        reported=first.reported if first else {},
         attention=_attention(run, name),
         metrics={one.backend: one.metrics for one in mine},
         accuracy=_accuracy(run, name, mine, build),

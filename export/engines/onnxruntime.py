@@ -24,8 +24,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from export.engines.block_products import reported
 from export.engines.module import Probe, static_layers
-from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Logits, Placement
+from export.engines.spec import DYNAMIC_GRAPH, NO_BLOCKS, BuildRequest, EngineSpec, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
@@ -56,6 +57,8 @@ FLOATS = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)"
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why ONNX Runtime cannot run a graph of this precision; None where it can."""
     scheme = of_precision(precision)
+    if scheme is not None and scheme.activations == "blocks":
+        return NO_BLOCKS
     if scheme is None or scheme.integer:
         return None
     return NO_FP8 if scheme.needs_float8 else f"ONNX Runtime on a CPU dequantizes integers alone, and these weights are {scheme.numbers}"
@@ -157,6 +160,10 @@ class OnnxRuntime:
             if precision is not None:
                 found |= {gemm: precision for gemm in gemms if _comes_from(node.name, gemm, outputs[gemm])}
         return found
+
+    def reported(self) -> dict[str, str]:
+        """Returns what products with integer weights multiply."""
+        return reported(self._optimized_graph().node)
 
     def placement(self) -> Placement:
         """Returns the first provider of the session, and the type of its logits."""

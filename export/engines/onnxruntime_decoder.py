@@ -1,9 +1,9 @@
 """ONNX Runtime for decoders that answer: one graph of fused operators, keys and values in buffers of its caller, continuous batching.
 
 For models whose layers are built like Llama's (`export.generation.decoder_parts`). A small decoder is faster here than in OpenVINO GenAI,
-above all in int4 (benchmarks/README.md): there are a fifth of the operators, and integer weights are multiplied by integers. Its inputs are
-therefore rounded to int8, in w4a16 too, with a scale for each block of as many inputs as share a weight scale; parity asks torch with the
-same rounding (`export.parity.own_rounding`), and the evaluation shows what it costs.
+above all in int4 (benchmarks/README.md): there are a fifth of the operators. w4a8-block and w8a8-dynamic multiply integers:
+inputs are rounded to int8, with a scale for each block of as many inputs as share a weight scale; parity asks torch with the same
+rounding (`export.parity.own_rounding`). w4a16 multiplies in float. What a product rounds is read back (`export.engines.block_products`).
 
 `predict` gives the logits of whole blocks through the cache: the first half of a block, then the second half. `generate` lets as many
 prompts run at once as `ROWS`; others take the place of those that end.
@@ -28,6 +28,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from export.engines import onnxruntime as graphs
+from export.engines.block_products import ATTRIBUTES, reported, rounds_inputs
 from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
@@ -37,12 +38,14 @@ from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.core.errors import InputError
-from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision
+from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision, weight_only
 from foundation.standalone.decoding_rules import Rules, Text, search
 from foundation.standalone.language_text import LanguageText
-from foundation.standalone.onnx_decoder import Beams, OnnxDecoder, Texts, session_options
+from foundation.standalone.onnx_decoder import CACHE, Beams, OnnxDecoder, Texts, session_options
 
 if TYPE_CHECKING:
+    import onnx
+
     from export.parity.own_rounding import Rounding
     from foundation.artifacts import exported
 
@@ -50,11 +53,13 @@ FOLDER, MODEL = "onnx-decoder", "model.onnx"
 MODE = "batched"
 ROWS = 32
 """Prompts that run at once."""
-STATIC = "ONNX Runtime multiplies integer weights in a decoder by inputs that it rounds itself; give the scheme w8a8-dynamic or w4a16"
+STATIC = "ONNX Runtime multiplies integer weights of a decoder in w8a8-dynamic, w4a8-block or w4a16; give one of these"
 FLOAT_CACHE = "it keeps keys and values in fp32 alone: give export.generation.kv_cache: float"
-PRECISIONS = {4: INT4_BY_INT8, 8: "int8"}
-"""Precision of a MatMulNBits with codes of so many bits, whose input is rounded to int8."""
+PRECISIONS = {(4, True): INT4_BY_INT8, (4, False): weight_only("int4"), (8, True): "int8", (8, False): weight_only("int8")}
+"""Precision of a MatMulNBits, by the bits of its codes and whether it rounds its input to int8."""
 ATTENTION = "GroupQueryAttention"
+HALVES = ("high", "low")
+"""Last parts of the names of products with half of an int8 table (`export.generation.fused_graph`)."""
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -70,11 +75,11 @@ def absence(device: str) -> str | None:
     return None
 
 
-def rounding(scheme: SchemeFacts) -> Rounding:
-    """Returns MatMulNBits's input quantization: one block for each weight scale, whatever the scheme's activations."""
+def rounding(scheme: SchemeFacts) -> Rounding | None:
+    """Returns the quantization of inputs by MatMulNBits, one block for each weight scale; None where the scheme leaves them float."""
     from export.parity.own_rounding import BLOCKS as ROUNDED
 
-    return ROUNDED
+    return None if scheme.activations == "float" else ROUNDED
 
 
 def build(request: BuildRequest) -> Iterator[exported.Engine]:
@@ -121,20 +126,20 @@ class OnnxRuntimeDecoder:
         return np.concatenate([texts.forward(part) for part in (ids[:, :half], ids[:, half:]) if part.shape[1]], axis=1)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
-        """Returns the precision of each GEMM node from the session's optimized graph; int8 where integers are multiplied by integers."""
-        with tempfile.TemporaryDirectory() as folder:
-            options = session_options(self._spec.properties)
-            options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
-            onnxruntime.InferenceSession(self._spec.path, options, providers=["CPUExecutionProvider"])
-            nodes = Graph(Path(options.optimized_model_filepath)).load(external=False).graph.node
+        """Returns the precision of each GEMM node, by the session's optimized graph and by what such products compute here."""
         told: dict[str, str] = {}
-        for node in nodes:
+        for node in self._optimized:
             if node.op_type in (BLOCKS, *graphs.FLOAT):
-                told |= dict.fromkeys(node.name.split("+"), PRECISIONS[attribute(node, "bits")] if node.op_type == BLOCKS else "fp32")
+                told |= dict.fromkeys(_modules(node), _precision(node))
             elif node.op_type == ATTENTION:
                 told |= {f"{node.name}/{product}": "fp32" for product in ("qk", "pv")}
         found = {gemm: told.get(gemm, told.get(gemm.rpartition("/")[0])) for gemm in gemms}
         return {gemm: precision for gemm, precision in found.items() if precision is not None}
+
+    def reported(self) -> dict[str, str]:
+        """Returns what the products multiply, and the type of keys and values."""
+        kinds = {graphs.FLOATS[one.type] for one in self._decoder.session.get_inputs() if one.name.startswith(CACHE)}
+        return {**reported(self._optimized), "keys and values": " and ".join(sorted(kinds))}
 
     def placement(self) -> Placement:
         """Returns the first provider of the session, and the type of its logits."""
@@ -167,6 +172,15 @@ class OnnxRuntimeDecoder:
         return rules_of(decoding, self._end_tokens, room=room)
 
     @cached_property
+    def _optimized(self) -> list[onnx.NodeProto]:
+        """The nodes of the graph as the session optimizes it."""
+        with tempfile.TemporaryDirectory() as folder:
+            options = session_options(self._spec.properties)
+            options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
+            onnxruntime.InferenceSession(self._spec.path, options, providers=["CPUExecutionProvider"])
+            return list(Graph(Path(options.optimized_model_filepath)).load(external=False).graph.node)
+
+    @cached_property
     def text(self) -> LanguageText:
         """Decoder from tokens to text."""
         return LanguageText.load(Path(self._spec.path).parent)
@@ -178,6 +192,21 @@ class OnnxRuntimeDecoder:
     def texts(self) -> Texts:
         """Returns a cache without a text."""
         return self._decoder.texts()
+
+
+def _modules(node: onnx.NodeProto) -> list[str]:
+    """Returns the modules that a product is of: one, those that it merges, or one whose table it has a half of."""
+    name, _, half = node.name.rpartition("/")
+    return [name] if half in HALVES else node.name.split("+")
+
+
+def _precision(node: onnx.NodeProto) -> str:
+    """Returns what a product multiplies; half of an int8 table counts as int8 weights."""
+    if node.op_type != BLOCKS:
+        return "fp32"
+    bits, block, level = (attribute(node, name) for name in ATTRIBUTES)
+    rounds = rounds_inputs(bits, block, level)
+    return PRECISIONS[8 if node.name.rpartition("/")[2] in HALVES else bits, rounds]
 
 
 class _Writing:

@@ -26,7 +26,7 @@ import openvino
 from numpy.typing import NDArray
 
 from export.engines.openvino_tables import with_half_tables
-from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Placement
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
 from foundation.schemes.table import of_precision, weight_only
@@ -42,6 +42,8 @@ INT4 = weight_only("int4")
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": INT4, "u4": INT4}
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
+READ_BACK = ("INFERENCE_PRECISION_HINT", GROUP, "KV_CACHE_PRECISION")
+"""Settings that decide what a compiled model rounds."""
 NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 WEIGHTS = "i8"
 """Precision in the runtime model of a GEMM with int8 weights and a float input: the type of the weights, both where it quantizes its input
@@ -55,6 +57,8 @@ FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why OpenVINO cannot run a graph of this precision; None where it can."""
     scheme = of_precision(precision)
+    if scheme is not None and scheme.activations == "blocks":
+        return NO_BLOCKS
     if scheme is None:
         return None
     if scheme.needs_float8:
@@ -141,6 +145,13 @@ def properties(threads: int, float_precision: str) -> dict[str, str]:
     }
 
 
+def reported(compiled: openvino.CompiledModel) -> dict[str, str]:
+    """Returns the settings of a compiled model that decide its precision, as it reports them."""
+    known = compiled.get_property("SUPPORTED_PROPERTIES")
+    values = {name: compiled.get_property(name) for name in READ_BACK if name in known}
+    return {name: value.get_type_name() if isinstance(value, openvino.Type) else str(value) for name, value in values.items()}
+
+
 @functools.cache
 def computes_bf16() -> bool:
     """Whether this processor has bf16 arithmetic, as OpenVINO sees it."""
@@ -195,6 +206,10 @@ class OpenVino:
         (device,) = compiled.get_property("EXECUTION_DEVICES")
         precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
+
+    def reported(self) -> dict[str, str]:
+        """Returns the settings that one of the compiled models reports."""
+        return reported(next(iter(self._compiled.values())).model)
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns tensors of the stored model, which is compiled once more with these as outputs."""

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from export.engines import openvino as blocks
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
-from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
 from foundation.core.arrays import Array, Features
 from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokenCallback
@@ -78,6 +78,8 @@ computes_bf16, float_part = blocks.computes_bf16, blocks.float_part
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why a model of this precision cannot run; None where it can."""
     scheme = of_precision(precision)
+    if scheme is not None and scheme.activations == "blocks":
+        return NO_BLOCKS
     if scheme is None or scheme.numbers in NUMBERS:
         return None
     return blocks.NO_FP8 if scheme.needs_float8 else f"its graph holds weights in {one_of(NUMBERS)}, and these are {scheme.numbers}"
@@ -189,6 +191,10 @@ class OpenVinoGenai:
         (device,) = self._compiled.get_property("EXECUTION_DEVICES")
         precision = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO GenAI {device}", "float_precision": PRECISIONS[precision]}
+
+    def reported(self) -> dict[str, str]:
+        """Returns the settings that the compiled model reports."""
+        return blocks.reported(self._compiled)
 
     def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids; in paged mode all run at once, in stateful mode one after the other."""

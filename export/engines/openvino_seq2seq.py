@@ -102,6 +102,10 @@ class OpenVinoSeq2Seq:
         precision = self._model.decoder.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
 
+    def reported(self) -> dict[str, str]:
+        """Returns the settings that the compiled decoder reports."""
+        return blocks.reported(self._model.decoder)
+
     def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to sources of token ids, `GROUP` at a time; a search with beams takes one at a time."""
         started = time.perf_counter()

@@ -34,6 +34,7 @@ Logits = NDArray[np.float32]
 
 DYNAMIC_GRAPH = "model_dynamic.onnx"
 """Beside `model.onnx`: the graph of dynamic int8 that computes the scale of each token itself."""
+NO_BLOCKS = "it does not round activations to int8 in the blocks of int4 weights (w4a8-block); onnxruntime_decoder does"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,14 @@ class Generates(Protocol):
             decoding: How tokens are chosen.
             on_tokens: Called with tokens as they come; not called by a search with beams.
         """
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """An engine that reports what decides its precision."""
+
+    def reported(self) -> dict[str, str]:
+        """Returns settings of the compiled model, and what products do to their inputs, by name."""
 
 
 @runtime_checkable

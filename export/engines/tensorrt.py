@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.choices import FloatSetting
-from export.engines.spec import BuildRequest, EngineSpec, Placement, engine_entry
+from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT, Answer, Failed, Gate, Graphs, Job
 from export.graph.attention import fuse_attention
 from export.graph.macs import count_macs
@@ -50,7 +50,12 @@ from foundation.standalone.tensorrt_plan import Plan, PlanError
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
-ALLOWED: Final = ("fp32", "fp16", "bf16", *(row.precision for row in SCHEMES.values() if row.activations == "static" or row.grouped))
+ALLOWED: Final = (
+    "fp32",
+    "fp16",
+    "bf16",
+    *(row.precision for row in SCHEMES.values() if row.activations == "static" or (row.grouped and row.activations == "float")),
+)
 CHILD = "export.engines.tensorrt_child"
 SPLIT = "model_split.onnx"
 TIMING_CACHE = "tensorrt.timing-cache"
@@ -71,6 +76,8 @@ NOT_INSPECTED = "an engine is inspected on its GPU, and there was none"
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why TensorRT cannot run a graph of this precision; None where it can."""
     scheme = of_precision(precision)
+    if scheme is not None and scheme.activations == "blocks":
+        return NO_BLOCKS
     if scheme is None:
         return None
     if scheme.activations == "dynamic":

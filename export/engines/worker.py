@@ -7,6 +7,7 @@ output as they like, so that the channel is a copy of it, and standard output it
     predict     rows, out (files), batch_size, stream -> n, placement; with stream first lines {"done"}: rows of a batch
     measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
+    reported                                         -> reported
     probe       rows, out (files), tensors, length   -> n
     generate    rows (file), decoding, stream         -> answers, peak_memory_bytes; with stream first lines {"prompt", "tokens"}
 
@@ -30,7 +31,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from export.engines.registry import open_engine
-from export.engines.spec import Engine, EngineSpec, Generates, Probed
+from export.engines.spec import Engine, EngineSpec, Generates, Probed, Reports
 from foundation.core.arrays import Features
 from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
@@ -118,6 +119,10 @@ class Worker:
         """Asks the engine which precision each GEMM runs in."""
         return {"precisions": self.engine.precisions(request["gemms"], request["batch"], request["sequence"])}
 
+    def reported(self, request: Request) -> dict[str, object]:
+        """Asks the engine what decides its precision."""
+        return {"reported": self.engine.reported() if isinstance(self.engine, Reports) else {}}
+
     def probe(self, request: Request) -> dict[str, object]:
         """Writes tensors inside the graph, for all rows in one batch."""
         if not isinstance(self.engine, Probed):
@@ -187,6 +192,7 @@ def answer(worker: list[Worker], request: Request, tell: Tell = lambda line: Non
         "predict": worker[0].predict,
         "measure": worker[0].measure,
         "precisions": worker[0].precisions,
+        "reported": worker[0].reported,
         "probe": worker[0].probe,
         "generate": worker[0].generate,
     }

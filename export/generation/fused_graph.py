@@ -7,9 +7,19 @@
 `foundation.standalone.onnx_decoder` lists inputs and outputs and runs it. A small decoder spends most of a token's time between operators:
 SmolLM2 of 30 layers has 400 of them here and above 2,000 in a trace.
 
-What MatMulNBits multiplies are the codes of the checkpoint, less their zero points, by its input rounded to int8 with a scale for every
-`block` inputs, as many as share a weight scale (accuracy_level 4; level 1 keeps the input in float and is 20 times slower). A row of an
-int8 layer has one scale, which is repeated for every block of `BLOCK` inputs. `export.parity.own_rounding` does the same in torch.
+What MatMulNBits multiplies are the codes of the checkpoint, less their zero points. Its accuracy_level says by what:
+
+    w4a16           1   the input in float
+    w4a8-block      4   the input rounded to int8, with a scale for every `block` inputs, as many as share a weight scale
+    w8a8-dynamic    4   the same; a row of weights has one scale, which is repeated for every block of `BLOCK` inputs
+
+Level 4 holds for the head with int8 rows, too. At level 1 ONNX Runtime has no kernel for codes of 8 bits: it makes all weights float again
+in every call, which is 20 times slower. In w4a16 such a table is therefore kept as two of 4 bits, a code u = c + 128 = 16 h + l:
+
+    s c = 16 s (h - 8) + s l        h, l in [0, 15]; zero points 8 and 0
+
+and the head is the sum of two products of 4 bits, exact but for the order of additions. `export.parity.own_rounding` rounds in torch as
+level 4 does.
 
 Queries, keys and values are one product where their weights have one format.
 
@@ -35,11 +45,14 @@ from foundation.core.errors import InputError
 from foundation.schemes.int4 import LOW, Int4Scales
 from foundation.schemes.int8 import DynamicScales
 from foundation.schemes.scales import Scales
+from foundation.schemes.table import facts_of
 from foundation.schemes.tables import table_codes
 from foundation.standalone.onnx_decoder import CACHE, CONTEXT, WRITTEN
 
 BLOCK = 64
 """Inputs of an int8 layer whose activations share a scale."""
+HALVES = ("high", "low")
+"""Names of the halves of an int8 table, 4 bits each."""
 TABLE_BLOCKS = (64, 32, 16)
 """The same for a head with int8 rows: the first that divides its width, as the look-up of embeddings asks."""
 MIDDLE = {4: -LOW, 8: 128}
@@ -61,7 +74,8 @@ def fused_graph(on_grids: OnGrids) -> onnx.ModelProto:
     """
     others = sorted({type(scales).SCHEME for scales in on_grids.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
     if others:
-        raise InputError("quantize", f"{', '.join(others)} given", "ONNX Runtime multiplies w4a16 and w8a8-dynamic in a decoder")
+        allowed = "ONNX Runtime multiplies w4a16, w4a8-block and w8a8-dynamic in a decoder"
+        raise InputError("quantize", f"{', '.join(others)} given", allowed)
     parts = parts_of(on_grids.model)
     writer = _Writer(parts, on_grids.layers, on_grids.tables)
     return writer.model()
@@ -92,6 +106,8 @@ class _Writer:
     def __init__(self, parts: Parts, layers: Mapping[str, Scales], tables: Mapping[str, Tensor]) -> None:
         self._parts, self._scales, self._tables = parts, layers, tables
         self._modules: Mapping[str, Any] = parts.modules
+        self._rounds = any(facts_of(scales).activations != "float" for scales in layers.values())
+        """Whether products round their inputs to int8."""
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
@@ -149,12 +165,19 @@ class _Writer:
         name = self._parts.embeddings
         if name not in self._tables:
             return self._op("Gather", [self._constant(name, self._modules[name].weight), "input_ids"], ["embedded"])
-        codes, scale = self._table(name)
+        if self._rounds:
+            return self._looked_up(name, self._table(name), "embedded", 8)
+        halves = [self._looked_up(name, table, f"embedded.{half}", 4) for half, table in zip(HALVES, self._halves(name), strict=True)]
+        return self._op("Add", halves, ["embedded"])
+
+    def _looked_up(self, name: str, table: Sequence[str], output: str, bits: int) -> str:
+        """Looks up rows of a table: codes, scales and zero points, "" for the middle."""
         width = self._modules[name].weight.shape[1]
-        block = table_block(width)
-        rows = self._op("Reshape", [codes, self._constant("width", np.array([-1, width]))], [f"{name}.rows"])
-        given: dict[str, Any] = {"bits": 8, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
-        return self._op("GatherBlockQuantized", [rows, "input_ids", scale], ["embedded"], MICROSOFT, **given)
+        codes, scale, *zero_point = table
+        shape = self._constant(f"{name}.width.{bits}", np.array([-1, width * bits // 8]))
+        rows = self._op("Reshape", [codes, shape], [f"{codes}.rows"])
+        given: dict[str, Any] = {"bits": bits, "block_size": table_block(width), "gather_axis": 0, "quantize_axis": 1}
+        return self._op("GatherBlockQuantized", [rows, "input_ids", scale, *filter(None, zero_point)], [output], MICROSOFT, **given)
 
     def _head(self, states: str) -> None:
         """Multiplies by the head."""
@@ -162,9 +185,7 @@ class _Writer:
         table = parts.embeddings if parts.tied else parts.head
         bias = None if head.bias is None else self._constant(f"{parts.head}.bias", head.bias)
         if table in self._tables:
-            outputs, inputs = head.weight.shape
-            codes, scale = self._table(table)
-            self._of_blocks(states, [codes, scale, "", "", bias or ""], "logits", parts.head, (outputs, inputs, table_block(inputs), 8))
+            self._table_product(states, table, bias or "")
             return
         if parts.head in self._scales:
             self._product(states, [parts.head], "logits")
@@ -173,6 +194,21 @@ class _Writer:
         self._op("FusedMatMul", [states, self._constant(table, head.weight)], [product], MICROSOFT, name=parts.head, transB=1)
         if bias is not None:
             self._op("Add", [product, bias], ["logits"])
+
+    def _table_product(self, states: str, table: str, bias: str) -> None:
+        """Multiplies by a head with int8 rows."""
+        name = self._parts.head
+        outputs, inputs = self._modules[name].weight.shape
+        block = table_block(inputs)
+        if self._rounds:
+            self._of_blocks(states, [*self._table(table), "", "", bias], "logits", name, (outputs, inputs, block, 8))
+            return
+        biases, shape = ("", bias), (outputs, inputs, block, 4)
+        halves = [
+            self._of_blocks(states, [*found, "", added], f"logits.{half}", f"{name}/{half}", shape)
+            for half, found, added in zip(HALVES, self._halves(table), biases, strict=True)
+        ]
+        self._op("Add", halves, ["logits"])
 
     def _attended(self, number: int, layer: Layer, read: str, cosine: str, sine: str) -> str:
         """Attention over the cache, to which keys and values of the new tokens are added."""
@@ -258,7 +294,7 @@ class _Writer:
         while not inputs[-1]:
             inputs.pop()
         sizes: dict[str, Any] = dict(zip(("N", "K", "block_size", "bits"), shape, strict=True))
-        return self._op("MatMulNBits", inputs, [output], MICROSOFT, name=name, accuracy_level=4, **sizes)
+        return self._op("MatMulNBits", inputs, [output], MICROSOFT, name=name, accuracy_level=4 if self._rounds else 1, **sizes)
 
     def _table(self, name: str) -> tuple[str, str]:
         """Returns codes uint8 [V, blocks, block] and scales [V, blocks] of an int8 table; stored once."""
@@ -268,6 +304,19 @@ class _Writer:
             self._constant(f"{name}.codes", codes)
             self._constant(f"{name}.scale", scale)
         return f"{name}.codes", f"{name}.scale"
+
+    def _halves(self, name: str) -> tuple[tuple[str, str, str], ...]:
+        """Returns codes uint8 [V, blocks, block / 2], scales [V, blocks] and zero points, "" for 8, of both halves of an int8 table."""
+        names = tuple((f"{name}.{half}.codes", f"{name}.{half}.scale") for half in HALVES)
+        if names[0][0] not in self._constants:
+            weight, scale_V = self._modules[name].weight.detach().float(), self._tables[name]
+            codes, scale = _blocks_of_int8(table_codes(weight, scale_V), scale_V, table_block(weight.shape[1]))
+            for (codes_name, scale_name), half, factor in zip(names, (codes >> 4, codes & 15), (16, 1), strict=True):
+                self._constant(codes_name, half[..., 0::2] | (half[..., 1::2] << 4))
+                self._constant(scale_name, scale * np.float32(factor))
+            self._constant(f"{name}.low.zero_point", np.zeros((len(scale), -(-scale.shape[1] // 2)), np.uint8))
+        (high, low) = names
+        return (*high, ""), (*low, f"{name}.low.zero_point")
 
     def _constant(self, name: str, value: Tensor | Array) -> str:
         """Adds a constant unless it is there; returns its name."""

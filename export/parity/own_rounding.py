@@ -1,4 +1,4 @@
-"""The gate for engines that quantize tokens by themselves: dynamic int8 in OpenVINO, and all integer weights of a decoder in ONNX Runtime.
+"""The gate for engines that quantize tokens by themselves: dynamic int8 in OpenVINO, int8 activations of a decoder in ONNX Runtime.
 
 OpenVINO does it in groups that are smaller than the token of torch.
 
@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from foundation.core.arrays import Array
@@ -38,7 +37,8 @@ from foundation.labels.tasks import TASKS, Task
 from foundation.measure.agreement import compare_predictions
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
-from foundation.schemes.int8 import ACTIVATION_HIGH, token_scale
+from foundation.schemes.int4_by_int8 import in_blocks
+from foundation.schemes.int8 import token_scale
 from foundation.schemes.tables import load_tables
 
 ALPHA = 0.01
@@ -105,17 +105,6 @@ def _rounding(block: int, smooth_I: Tensor | None) -> Callable[[nn.Module, tuple
         return (in_blocks(given / smooth_I, block) * smooth_I, *rest)
 
     return hook
-
-
-def in_blocks(x: Tensor, block: int) -> Tensor:
-    """Returns float32 [..., I] rounded to int8 with a scale max |x| / 127 for each block of inputs; the last may be shorter."""
-    inputs = x.shape[-1]
-    padded = nn.functional.pad(x, (0, -inputs % block))
-    parts = padded.reshape(*x.shape[:-1], -1, block)
-    scale = parts.abs().amax(dim=-1, keepdim=True) / ACTIVATION_HIGH
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    rounded: Tensor = ((parts / scale).round() * scale).flatten(-2)[..., :inputs]
-    return rounded
 
 
 @dataclass(frozen=True)

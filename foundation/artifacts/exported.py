@@ -230,6 +230,8 @@ class Engine(Document):
     """Why one of these shares is null."""
     layers: tuple[Layer, ...] = ()
     """Its matrix products."""
+    reported: dict[Property, str] = Field(default_factory=dict)
+    """What decides its precision, as the opened engine reports it: settings of the compiled model, and what products do to their inputs."""
     metrics: Metrics = Field(default_factory=dict)
     """Every metric on the evaluation rows."""
     n: int | None = None

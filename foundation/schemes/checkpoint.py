@@ -7,6 +7,7 @@ A scheme defines the number formats of a layer. Each scheme file has a class for
     w8a8-dynamic   int8 weights, int8 activations with a scale per token, set at run time  `foundation.schemes.int8`
     w8a16          int8 weights, float activations                                         `foundation.schemes.int8_weights`
     w4a16          int4 weights with a scale per group of inputs, float activations        `foundation.schemes.int4`
+    w4a8-block     the same weights, int8 activations with a scale per group, at run time  `foundation.schemes.int4_by_int8`
     fp8            E4M3 weights, E4M3 activations with one calibrated scale per tensor     `foundation.schemes.fp8`
 
 model.safetensors holds the weights in float32, or in the 16-bit type of the source model, rounded to the grid of the scheme: each weight is

@@ -33,8 +33,9 @@ class SchemeFacts:
     """Number format of the weights."""
     precision: str
     """Name of the precision of engines built from such a checkpoint."""
-    activations: Literal["static", "dynamic", "float"]
-    """static: one calibrated scale per tensor; dynamic: a scale per token, computed at run time; float: not quantized."""
+    activations: Literal["static", "dynamic", "blocks", "float"]
+    """static: one calibrated scale per tensor; dynamic: a scale per token, computed at run time; blocks: the same for the inputs of a token
+    that share a weight scale; float: not quantized."""
     weight_bits: int
     """Bits per weight."""
     largest_weight: int
@@ -121,6 +122,16 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         grouped=True,
         zero_points=True,
     ),
+    "w4a8-block": SchemeFacts(
+        scales=scales_in("int4_by_int8", "BlockScales"),
+        numbers="int4",
+        precision="w4a8-block",
+        activations="blocks",
+        weight_bits=4,
+        largest_weight=8,
+        grouped=True,
+        zero_points=True,
+    ),
     "fp8": SchemeFacts(
         scales=scales_in("fp8", "Fp8Scales"),
         numbers="fp8",
@@ -163,7 +174,7 @@ def weight_only(numbers: str) -> str:
 
 
 INT4_BY_INT8 = "w4a8"
-"""Name of a w4a16 layer in an engine that rounds its input to int8."""
+"""Name of a layer with int4 weights whose input an engine rounds to int8."""
 INT4_PRECISIONS = (weight_only("int4"), INT4_BY_INT8)
 """Possible names of a layer with int4 weights."""
 

@@ -21,6 +21,7 @@ from foundation.schemes.attention_products import ProductScales
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
@@ -30,7 +31,7 @@ from foundation.schemes.table import SCHEMES
 SCRATCH = TemporaryDirectory(prefix="compressed-tensors-")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 ZERO_POINTS = "w4a16, zero points"
-FORMS = (*SCHEMES, ZERO_POINTS)
+FORMS = (*(scheme for scheme, row in SCHEMES.items() if row.activations != "blocks"), ZERO_POINTS)
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
 
 
@@ -70,6 +71,7 @@ def scales_of(scheme: str, weight: Tensor, largest: float, smooth: Tensor | None
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, 63), 7, smooth),
         "w8a16": lambda: WeightScales(0.9 * weight_scale(weight, 127)),
         "w4a16": lambda: Int4Scales(0.9 * group_scale(weight, 16), 16),
+        "w4a8-block": lambda: BlockScales(0.9 * group_scale(weight, 16), 16),
         ZERO_POINTS: lambda: Int4Scales(0.9 * group_range(weight, 16).scale, 16, group_range(weight, 16).zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), torch.tensor(largest / 448)),
     }[scheme]()
@@ -209,6 +211,10 @@ def test_what_the_format_has_no_word_for_is_told(tmp_path: Path) -> None:
     one = torch.tensor(1.0)
     save_sites(other, Sites({"model.layers.0.self_attn/qk": ProductScales(one, one)}))
     assert "attention: false" in str(compressed_tensors.obstacle(Checkpoint(other)))
+
+
+def test_int8_activations_in_blocks_have_no_word() -> None:
+    assert "w4a8-block" in str(compressed_tensors.obstacle(Checkpoint(quantized("w4a8-block"))))
 
 
 def test_a_scheme_that_the_format_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

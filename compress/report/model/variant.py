@@ -8,7 +8,7 @@ from pydantic import Field
 
 from compress.report.model.answers import Answer
 from foundation.artifacts.document import Document, Figures, Number
-from foundation.artifacts.exported import Divided, Layer, Parity
+from foundation.artifacts.exported import Divided, Layer, Parity, Property
 from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics
 from foundation.artifacts.timed import Timing
 
@@ -125,6 +125,8 @@ class Variant(Document):
     """Why one of these shares is null."""
     int8_layers: tuple[Layer, ...] = ()
     """Matrix products of the first engine."""
+    reported: dict[Property, str] = Field(default_factory=dict)
+    """What decides the precision of the first engine, as the opened engine reports it."""
     attention: tuple[Attention, ...] = ()
     """How attentions run in engines that report it."""
     metrics: dict[Backend, Metrics] = Field(default_factory=dict)

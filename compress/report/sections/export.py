@@ -37,6 +37,7 @@ def _layer_chart(variant: Variant) -> View:
         "share_all": phrases.share(variant.int8_share_all),
         "int4": phrases.share(variant.int4_share) if variant.int4_share else None,
         "stored": phrases.share(variant.integer_weights) if variant.integer_weights is not None else None,
+        "reported": ", ".join(f"{name} {value}" for name, value in variant.reported.items()),
         "known": variant.int8_share is not None,
         "reason": variant.int8_share_reason or NO_REASON,
         "rows": rows,

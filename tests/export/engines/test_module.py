@@ -49,6 +49,12 @@ def test_what_single_engines_do_differently() -> None:
     assert [name for name in modules if modules[name].proves_ahead()] == ["tensorrt"]
     assert [name for name in modules if modules[name].all_tokens()] == ["tensorrt"]
     assert [name for name in modules if modules[name].float_part("fp16") == "fp16"] == ["tensorrt", "torch_kernels"]
-    exact = [name for name in modules if (rounding := modules[name].rounding(SCHEMES["w4a16"])) is not None and rounding.exact]
+    exact = [name for name in modules if (rounding := modules[name].rounding(SCHEMES["w4a8-block"])) is not None and rounding.exact]
     assert exact == ["onnxruntime_decoder"]
+    assert not any(modules[name].rounding(SCHEMES["w4a16"]) for name in modules)
     assert [name for name in modules if modules[name].rounding(DYNAMIC) is None] == ["onnxruntime"]
+
+
+def test_only_engines_that_round_in_blocks_take_w4a8_block(tmp_path: Path) -> None:
+    taken = [name for name in ENGINES if engine_module(name).refusal("w4a8-block", tmp_path / "none.onnx") is None]
+    assert taken == ["torch", "onnxruntime_decoder"]

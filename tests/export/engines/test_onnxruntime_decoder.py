@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
+from foundation.schemes.int4_by_int8 import in_blocks
 from foundation.schemes.tables import row_scale
 from foundation.standalone import onnx_decoder
 from foundation.standalone.onnx_decoder import PART, Texts, together
@@ -41,8 +43,9 @@ from tests.seldom import seldom
 pytestmark = pytest.mark.whole
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
-SCHEMES = ("w8a8-dynamic", "w4a16", ZERO_POINTS)
-PRECISION = {None: "fp32", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}
+SCHEMES = ("w8a8-dynamic", "w4a16", ZERO_POINTS, "w4a8-block")
+PRECISION = {None: "fp32", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", ZERO_POINTS: "w4a16", "w4a8-block": "w4a8-block"}
+ROUNDING = ("w8a8-dynamic", "w4a8-block")
 OTHERS = {
     "gpt2": "GPT2Model has no layers",
     "gpt_neox": "GPTNeoXLayer has no self_attn",
@@ -144,7 +147,7 @@ def test_logits_are_those_of_torch_that_rounds_as_the_engine_does(kind: str, sch
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
     model: Any = load_float(checkpoint(kind, scheme))
     with torch.no_grad():
-        if scheme is None:
+        if scheme not in ROUNDING:
             expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
         else:
             exact = model(input_ids=torch.from_numpy(ids)).logits.numpy()
@@ -154,7 +157,7 @@ def test_logits_are_those_of_torch_that_rounds_as_the_engine_does(kind: str, sch
             np.testing.assert_array_equal(exact, model(input_ids=torch.from_numpy(ids)).logits.numpy())  # and gone again
     found = engine(kind, scheme).predict({"input_ids": ids})
     close = np.abs(found - expected).max(axis=(1, 2)) <= 1e-5 * np.abs(expected).max()
-    assert close.sum() >= len(ids) - (scheme is not None), np.abs(found - expected).max()  # a row may lie on a boundary of codes
+    assert close.sum() >= len(ids) - (scheme in ROUNDING), np.abs(found - expected).max()  # a row may lie on a boundary of codes
 
 
 def texts_of(kind: str, scheme: str | None = None) -> Texts:
@@ -235,7 +238,10 @@ def test_an_end_token_a_stop_token_and_the_seed_of_a_sample() -> None:
     assert sampled[0] == sampled[1] != sampled[2]
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8-dynamic", "int8"), ("w4a16", "w4a8"), (ZERO_POINTS, "w4a8")])
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [(None, "fp32"), ("w8a8-dynamic", "int8"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16"), ("w4a8-block", "w4a8")],
+)
 def test_precisions_are_read_off_the_graph_that_the_session_optimized(scheme: str | None, expected: str) -> None:
     layer = "model.layers.1"
     names = [f"{layer}.self_attn.{one}_proj/MatMul" for one in "qkvo"] + [
@@ -252,27 +258,34 @@ def test_precisions_are_read_off_the_graph_that_the_session_optimized(scheme: st
     }
 
 
-def test_int8_tables_are_stored_once_and_read_as_torch_does(tmp_path: Path) -> None:
-    model: Any = decoder("llama")
+@pytest.mark.parametrize(("scheme", "halves", "size"), [(None, 2, 32), ("w4a16", 2, 32), ("w4a8-block", 1, 64)])
+def test_int8_tables_are_stored_once_and_read_as_torch_does(scheme: str | None, halves: int, size: int, tmp_path: Path) -> None:
+    found = on_grids(Checkpoint(checkpoint("llama", scheme)))
+    model: Any = found.model
     model.config.tie_word_embeddings = True
     model.lm_head.weight = model.model.embed_tokens.weight
     name, table = "model.embed_tokens", model.model.embed_tokens.weight
     scale_V = row_scale(table.detach())
     table.data = (table.data / scale_V[:, None]).round().clamp(-127, 127) * scale_V[:, None]
-    found = on_grids(Checkpoint(checkpoint("llama")))
-    graph = fused_graph(replace(found, model=model, tables={name: scale_V}))
+    graph = fused_graph(replace(found, tables={name: scale_V}))
     save_fused(graph, tmp_path / MODEL)
-    codes = [one for one in graph.graph.initializer if list(one.dims) == [VOCABULARY, 1, 64]]
-    assert len(codes) == 1  # embeddings and head read the same ones
+    codes = [one for one in graph.graph.initializer if list(one.dims) == [VOCABULARY, 1, size]]
+    assert len(codes) == halves  # embeddings and head read the same ones
     shutil.copyfile(folder("llama") / "generation_config.json", tmp_path / "generation_config.json")
     opened = OnnxRuntimeDecoder(replace(spec("llama"), path=str(tmp_path / MODEL)))
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (2, 9))
-    from export.parity.own_rounding import in_blocks
-
-    model.lm_head.register_forward_pre_hook(lambda module, inputs: (in_blocks(inputs[0], 64),))
-    with torch.no_grad():
+    rounds = scheme in ROUNDING
+    if rounds:
+        model.lm_head.register_forward_pre_hook(lambda module, inputs: (in_blocks(inputs[0], 64),))
+    with torch.no_grad(), rounding_blocks(model, Checkpoint(checkpoint("llama", scheme))) if rounds else nullcontext():
         expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
     np.testing.assert_allclose(opened.predict({"input_ids": ids}), expected, atol=1e-5 * np.abs(expected).max())
+    told = opened.precisions(["lm_head/MatMul"], 1, 8)
+    assert told == {"lm_head/MatMul": "int8" if rounds else "w8a16"}
+    reads = {one: what for one, what in opened.reported().items() if one.startswith("products")}
+    assert all(what.endswith("inputs in int8" if rounds else "inputs in float32") for what in reads.values())
+    assert len(reads) == (1 if scheme is None else 2)
+    assert opened.reported()["keys and values"] == "fp32"
 
 
 def test_what_files_hold_and_a_token_reads() -> None:
@@ -293,9 +306,9 @@ def test_an_answer_ends_with_the_context_and_a_longer_prompt_is_refused() -> Non
 
 
 def test_static_int8_int8_weights_and_fp8_are_refused() -> None:
-    assert refusal("fp32", Path()) is refusal("w4a16", Path()) is refusal("int8-dynamic", Path()) is None
+    assert refusal("w4a8-block", Path()) is refusal("fp32", Path()) is refusal("w4a16", Path()) is refusal("int8-dynamic", Path()) is None
     for precision in ("int8", "w8a16"):
-        assert "w8a8-dynamic or w4a16" in str(refusal(precision, Path()))
+        assert "w8a8-dynamic, w4a8-block or w4a16" in str(refusal(precision, Path()))
     assert "FP8" in str(refusal("fp8", Path()))
     with pytest.raises(InputError, match="w8a8 given"):
         fused_graph(on_grids(Checkpoint(checkpoint("llama", "w8a8"))))

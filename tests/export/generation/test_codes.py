@@ -19,6 +19,7 @@ from export.generation.codes import insert_codes, int4_weight, rounded
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.layers.experts import with_separate_experts
 from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
@@ -26,6 +27,7 @@ from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
+BLOCKS = "w4a8-block"
 SCHEMES = ("w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS)
 UNEVEN = float(np.float32(0.01012))
 """A scale s for which 128 s * (255 / (127 s + 128 s)) is not 128 in float32."""
@@ -55,10 +57,10 @@ def quantized(kind: str, scheme: str, group: int = 32) -> tuple[Any, nn.Module, 
 def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
     """Returns random scales that fit a weight; with int4 some codes are cut off."""
     outputs, inputs = weight_OI.shape
-    if scheme.startswith("w4a16"):
+    if scheme.startswith(("w4a16", BLOCKS)):
         scale_OG = 0.01 + 0.05 * torch.rand(outputs, -(-inputs // group))
         zero_OG = torch.randint(-8, 8, scale_OG.shape, dtype=torch.int8) if scheme == ZERO_POINTS else None
-        return Int4Scales(scale_OG, group, zero_OG)
+        return (BlockScales if scheme == BLOCKS else Int4Scales)(scale_OG, group, zero_OG)
     if scheme == "w8a16":
         return WeightScales(weight_scale(weight_OI, levels(8)))
     smooth_I = 0.5 + torch.rand(inputs)

@@ -15,6 +15,7 @@ from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import DynamicScales, weight_scale
 from foundation.schemes.scales import Grid, Scales
 from foundation.schemes.table import SCHEMES
@@ -36,6 +37,7 @@ def scales_of(scheme: str, linear: nn.Linear) -> Scales:
     special = {
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, 63), 7, torch.ones(weight.shape[1])),
         "w4a16": lambda: Int4Scales(group_scale(weight, 4), 4),
+        "w4a8-block": lambda: BlockScales(group_scale(weight, 4), 4),
         "w4a16, zero points": lambda: Int4Scales(ranges.scale, 4, ranges.zero_point),
     }
     if scheme in special:
@@ -101,6 +103,7 @@ def test_scales_of_another_checkpoint_are_refused(tmp_path: Path, scheme: str) -
         ("w4a16", {"weight_bits": 8, "group_size": 4}, "weight_bits must be 4"),
         ("w4a16", {"weight_bits": 4, "group_size": 0}, "group_size"),
         ("w4a16", {"weight_bits": 4}, "group_size"),
+        ("w4a8-block", {"weight_bits": 8, "group_size": 4}, "weight_bits must be 4"),
         ("w4a16", {"weight_bits": 4, "group_size": 4, "symmetric": False}, "symmetric must be false for layers with zero points"),
         ("fp8", {"weight_bits": 4}, "weight_bits must be 8"),
         ("w3a3", {}, "scheme w3a3"),
