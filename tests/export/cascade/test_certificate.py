@@ -110,6 +110,15 @@ def test_bets_on_drops_are_wrong_seldom_enough(alpha: float, down: float, up: fl
     assert wrong <= alpha
 
 
+def test_no_bet_risks_more_than_the_capital_allows() -> None:
+    """Rare losses make bets grow up to their limit, above which one loss would take more than there is."""
+    losses = np.zeros(400)
+    losses[[200, 300]] = 1.0
+    capital = naive_capital(losses.tolist(), 0.05, 0.0, 1.0, 0.05)
+    assert capital[200] == pytest.approx(capital[199] * (1 - 0.75), rel=1e-9)
+    assert betting_p(losses, 0.05, 0.0, 1.0, 0.05) == pytest.approx(1 / max(capital), rel=1e-9)
+
+
 def test_bets_certify_a_rare_drop_with_few_rows() -> None:
     rng = np.random.default_rng(0)
     losses = rng.choice([-1.0, 0.0, 1.0], 3000, p=[0.004, 0.991, 0.005])

@@ -44,6 +44,19 @@ def test_a_calibrated_score_learns_the_class_that_is_less_sure_than_it_looks() -
         assert known.agrees[some].mean() == pytest.approx(p[some].mean(), abs=0.06)
 
 
+def test_a_calibrated_score_is_judged_on_rows_that_it_was_not_fitted_on() -> None:
+    """Where nothing can be learned, the rows of the fit look as if something could."""
+    own, other = [], []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(size=(80, 10)).astype(np.float32)
+        noise = Judged(logits, logits, rng.random(80) < 0.7, "class")
+        own.append(auroc(confidence(logits, fit(noise)), noise.agrees))
+        other.append(crossed(noise))
+    assert np.mean(own) > 0.65
+    assert 0.4 < np.mean(other) < 0.58
+
+
 def test_newton_finds_the_minimum_of_the_penalized_loss() -> None:
     from export.cascade.scores import RIDGE, _logistic
 
