@@ -108,7 +108,7 @@ def drawn(pool: Pool, n: int, bound: float, confidence: float, draws: int, seed:
     chosen = []
     for _ in range(draws):
         counts = np.bincount(rng.integers(0, size, n), minlength=size).astype(np.float32)
-        p_values = bdtr((losses @ counts).round(), n, bound)
+        p_values = bdtr((losses @ counts).round().astype(np.float64), n, bound)
         last = fixed_sequence(p_values.tolist(), 1 - confidence)
         chosen.append(-1 if last is None else fastest(pool.times_ms[: last + 1]))
     found = np.array(chosen)
