@@ -1,4 +1,4 @@
-"""The thread that talks to the server."""
+"""The threads that talk to the server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import threading
 from triton_repo.generation.served.outbox import Outbox
 
 
-def test_calls_are_carried_out_in_their_order_and_nobody_waits_for_them():
-    outbox, go, done = Outbox(), threading.Event(), []
-    outbox.put(go.wait)
+def test_calls_of_a_lane_are_carried_out_in_their_order_and_nobody_waits_for_them() -> None:
+    outbox, go, done = Outbox(), threading.Event(), list[tuple[int, str]]()
+
+    def hold() -> None:
+        go.wait()
+
+    lane = outbox.lane()
+    lane.put(hold)
     for number in range(100):
-        outbox.put(lambda number=number: done.append((number, threading.current_thread().name)))
+        lane.put(lambda number=number: done.append((number, threading.current_thread().name)))
     assert not done  # the first one holds them up, not whoever puts
     go.set()
     outbox.close()
     assert done == [(number, "responses") for number in range(100)]
+
+
+def test_a_lane_that_waits_holds_up_no_other() -> None:
+    """Each call waits for all: in one lane none of them would end."""
+    outbox, together, passed = Outbox(3), threading.Barrier(3), list[int]()
+
+    def call() -> None:
+        passed.append(together.wait(30))
+
+    lanes = [outbox.lane() for _ in range(3)]
+    assert outbox.lane() is lanes[0], "lanes take turns"
+    for lane in lanes:
+        lane.put(call)
+    outbox.close()
+    assert sorted(passed) == [0, 1, 2]

@@ -20,7 +20,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Outputs, in_a_line, tensors
-from .outbox import Outbox
+from .outbox import Lane, Outbox
 from .request import FAILED, MODEL_FAILED, Refused, Request, read
 
 FOLDER = Path(__file__).parent
@@ -46,7 +46,7 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
         for request in requests:
-            client = _Client(request.get_response_sender(), self.outbox)
+            client = _Client(request.get_response_sender(), self.outbox.lane())
             with _refusing(client):
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 prompt = read(inputs, self.model.limits, self.model.tokenizer)
@@ -83,7 +83,7 @@ def _refusing(client: _Client) -> Iterator[None]:
 class _Client:
     """Sends the responses to one request. A client that cannot be reached is gone; the server's log says why."""
 
-    def __init__(self, sender: pb_utils.InferenceResponseSender, outbox: Outbox) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender, outbox: Lane) -> None:
         self._sender, self._outbox = sender, outbox
         self._gone = self._queried = self._ended = False
 

@@ -1,19 +1,22 @@
-"""The thread that talks to the server, so that the one that generates never waits for it.
+"""The threads that talk to the server, so that the one that generates never waits for it.
 
 A response is handed to another process, which needs a processor to take it. Where the engine holds all of them, that takes milliseconds:
-more than a token. What is put here is carried out in its order, by one thread.
+more than a token. What is put into one lane here is carried out in its order, by one thread; several lanes wait at one time, each for
+responses of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 STOP_SECONDS = 30.0
+LANES = 8
 
 
-class Outbox:
+class Lane:
     """Calls that wait for their turn, and their thread, which runs from the start."""
 
     def __init__(self) -> None:
@@ -25,11 +28,33 @@ class Outbox:
         """Queues a call. The call has to handle its own errors: an exception would end the thread."""
         self._calls.put(call)
 
-    def close(self) -> None:
-        """Waits until everything has been carried out; nothing may be put any more."""
+    def end(self) -> None:
+        """Nothing may be put any more; what was put is still carried out."""
         self._calls.put(None)
-        self._thread.join(STOP_SECONDS)
+
+    def join(self, seconds: float) -> None:
+        """Waits until everything has been carried out."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+
+
+class Outbox:
+    """The lanes."""
+
+    def __init__(self, lanes: int = LANES) -> None:
+        self._lanes = [Lane() for _ in range(lanes)]
+        self._turns = itertools.cycle(self._lanes)
+
+    def lane(self) -> Lane:
+        """Returns the lane for what has an order of its own, such as the responses to one request; the lanes take turns."""
+        return next(self._turns)
+
+    def close(self) -> None:
+        """Waits until everything has been carried out; nothing may be put any more."""
+        for lane in self._lanes:
+            lane.end()
+        for lane in self._lanes:
+            lane.join(STOP_SECONDS)
