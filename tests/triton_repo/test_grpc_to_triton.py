@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import socket
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,6 +117,51 @@ def test_what_can_harm_the_server_is_closed_even_to_who_knows_the_key(running: S
         assert asking.get_model_config(NAME).config.max_batch_size == 1
         client.infer(asking, NAME, tiny.TEXTS[0])
         assert asking.get_inference_statistics(NAME).model_stats[0].inference_count >= 1
+
+
+def malformed(generator: random.Random) -> bytes:
+    """Returns a request with one field that has to be refused; small numbers and short texts alone."""
+    request, word = good(), "".join(generator.choices("abcXYZ_-/. \u00e4\u4e2d", k=generator.randint(1, 20)))
+    tensor = request.inputs[0]
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(request, "model_name", f"{NAME}{word}"),
+        lambda: setattr(request, "model_version", generator.choice(["2", "99", "x", word])),
+        lambda: setattr(tensor, "name", f"TEXT{word}"),
+        lambda: setattr(tensor, "datatype", generator.choice(["FP32", "INT64", "UINT8", "BOOL", "bytes", word])),
+        lambda: tensor.shape.__setitem__(slice(None), generator.choice([[1], [2, 1], [1, 2], [1, 1, 1], [3, 3]])),
+        lambda: request.raw_input_contents.pop(),
+        lambda: request.raw_input_contents.__setitem__(0, good().raw_input_contents[0][: generator.randint(0, 7)]),
+        lambda: request.inputs.append(tensor),
+        lambda: request.inputs.pop(),
+        lambda: request.outputs.add(name=f"LOGITS{word}"),
+    ]
+    generator.choice(changes)()
+    return request.SerializeToString()
+
+
+def test_malformed_requests_are_refused_by_triton_and_disturb_nobody(running: Service) -> None:
+    right, generator, over = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), random.Random(0), threading.Event()
+
+    def ask() -> int:
+        asked = 0
+        while not over.is_set():
+            np.testing.assert_array_equal(client.evaluate(running.grpc_address, NAME, tiny.TEXTS, 1).logits, right)
+            asked += len(tiny.TEXTS)
+        return asked
+
+    codes: Counter[grpc.StatusCode] = Counter()
+    with grpc.insecure_channel(running.grpc_address) as channel, ThreadPoolExecutor(1) as pool:
+        call, beside = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer"), pool.submit(ask)
+        try:
+            for message in [*(malformed(generator) for _ in range(500)), *(b"\xff" + generator.randbytes(50) for _ in range(50))]:
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(message, timeout=30)
+                codes[caught.value.code()] += 1
+        finally:
+            over.set()
+        assert beside.result()
+    assert codes.keys() <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INTERNAL}, codes
+    assert running.deaths == 0
 
 
 @pytest.mark.parametrize("process", ["tritonserver", "stub"])
