@@ -5,7 +5,7 @@ output as they like, so that the channel is a copy of it, and standard output it
 
     open        spec                                 -> versions
     predict     rows, out (files), batch_size, stream -> n, placement; with stream first lines {"done"}: rows of a batch
-    measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, peak_memory_bytes, placement
+    measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, nice, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     reported                                         -> reported
     probe       rows, out (files), tensors, length   -> n
@@ -36,6 +36,7 @@ from foundation.core.arrays import Features
 from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
 from foundation.machine.process import peak_memory_bytes
+from foundation.machine.priority import first
 from foundation.machine.waits import ThreadWaits
 from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows
@@ -98,7 +99,13 @@ class Worker:
         features = synthetic(self.preprocessor, *shape)
         self._warm_up(features, shape in self.seen)
         self.seen.add(shape)
-        least, most, seconds = request["least"], request["most"], request["seconds"]
+        with first() as nice:
+            samples = self._samples(features, request["least"], request["most"], request["seconds"])
+        memory = peak_memory_bytes()  # placement is queried last: its memory is not the engine's
+        return {**samples, "nice": nice, "peak_memory_bytes": memory, "placement": self.engine.placement()}
+
+    def _samples(self, features: Features, least: int, most: int, seconds: float) -> dict[str, list[float] | list[float | None]]:
+        """Returns wall time, processor time and waits of calls, ms each."""
         wall: list[float] = []
         cpu: list[float] = []
         waited: list[float | None] = []
@@ -111,9 +118,7 @@ class Worker:
             if is_undisturbed(1e3 * wall[-1], waited[-1] or 0.0):
                 count, clean_s = count + 1, clean_s + wall[-1]
         waits.close()
-        times = {"samples_ms": [1e3 * one for one in wall], "cpu_ms": [1e3 * one for one in cpu], "waited_ms": waited}
-        memory = peak_memory_bytes()
-        return {**times, "peak_memory_bytes": memory, "placement": self.engine.placement()}  # queried last: its memory is not the engine's
+        return {"samples_ms": [1e3 * one for one in wall], "cpu_ms": [1e3 * one for one in cpu], "waited_ms": waited}
 
     def precisions(self, request: Request) -> dict[str, object]:
         """Asks the engine which precision each GEMM runs in."""

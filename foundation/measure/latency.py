@@ -6,7 +6,8 @@ formed within a turn (`foundation.measure.turns`).
 
     throughput = batch * n / sum(samples)          percentiles: linear interpolation; p99 is None below 200 samples
 
-A machine that does something else too is watched. Disturbed samples (`foundation.measure.samples`) are taken again, until a block has as
+A machine that does something else too is watched. Where the system allows it, the engine whose turn it is comes before other work
+(`foundation.machine.priority`). Disturbed samples (`foundation.measure.samples`) are taken again, until a block has as
 many undisturbed ones as it needs, or twice as many in all. A block in which time was stolen or throttled, or the machine was slow
 (`foundation.machine.load`), is taken again as a whole, `REPEATED` of all blocks at most. While the interval of a median is wider than
 `WIDE`, a shape gets more turns, up to `MAX_TURNS`. A figure whose noise stays is marked `busy`.
@@ -130,6 +131,7 @@ class Table:
                 self._watch.repeated += 1
                 found = cell.ask(self._processes[index], shape, wanted)
                 self._watch.disturbed()
+            self._watch.nice = cell.nice
             cell.add(turn, found)
             self.advance(1 if turn < TURNS else 0)
 
@@ -158,6 +160,7 @@ class Cell:
         self.turns: list[Turn | None] = []
         self.peak_memory_bytes = 0
         self.placement: dict[str, str] = {}
+        self.nice = 0
 
     def share(self, turns_left: int) -> Block:
         """Returns this turn's share of the missing samples."""
@@ -170,7 +173,7 @@ class Cell:
         """Lets the engine take a block of samples."""
         batch, sequence = shape
         answer = process.ask("measure", batch=batch, sequence=sequence, least=block.least, most=block.most, seconds=block.seconds)
-        self.peak_memory_bytes, self.placement = answer["peak_memory_bytes"], answer["placement"]
+        self.peak_memory_bytes, self.placement, self.nice = answer["peak_memory_bytes"], answer["placement"], answer["nice"]
         return Turn.of(answer)
 
     def add(self, number: int, turn: Turn) -> None:
