@@ -46,8 +46,9 @@ CLOSE_BEFORE = 0.02
 FAR = 0.12
 """No interval makes times that differ by more equal. Turns of calls of 0.15 ms differ by 25 % between one another now and then, and their
 interval then reaches engines that are slower in every run."""
-NEGLIGIBLE_MS = 0.02
-"""Times of a call that differ by less are taken for equal: runs of the same engine differ by as much."""
+NEGLIGIBLE_MS = 0.05
+"""Times of a call that differ by less are taken for equal: two processes of the same engine differ by up to 0.03 ms each, and a server adds
+fourteen times as much to every call."""
 SAME_SIZE = 0.01
 """Files that differ by less in size are taken for equally large."""
 MODES = ("dynamic", "static", "eager", "compiled")
