@@ -183,9 +183,17 @@ def race_of(jobs: Sequence[tuple[str, EngineSpec]], p99: frozenset[tuple[int, in
     rivals, seen = [], set()
     for number, (variant, spec) in enumerate(jobs):
         built = spec.engine != REFERENCE
-        rivals.append(Rival(f"{variant} {spec.precision} {spec.float_precision}", always=number == 0 or (built and variant not in seen)))
+        always = number == 0 or (built and variant not in seen)
+        rivals.append(Rival(f"{variant} {spec.precision} {spec.float_precision}", always, _wider(variant, spec)))
         seen |= {variant} if built else set()
     return Race(rivals, p99)
+
+
+def _wider(variant: str, spec: EngineSpec) -> str | None:
+    """Returns the group of the same model with its float part in fp32; None where it is in fp32 itself."""
+    if spec.float_precision == "fp32":
+        return None
+    return f"{variant} {'fp32' if spec.precision == spec.float_precision else spec.precision} fp32"
 
 
 def _p99_shapes(context: Context) -> frozenset[tuple[int, int | None]]:

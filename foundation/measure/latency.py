@@ -65,15 +65,17 @@ def measure(
     """
     with ExitStack() as stack:
         processes = _opened(jobs, stack)
-        advance = stack.enter_context(progress.bar("latency", len(shapes) * len(jobs) * TURNS))
-        table = Table(jobs, processes, shapes, watch or Watch(), advance)
-        if race is None:
+        table, live = Table(jobs, processes, shapes, watch or Watch()), range(len(jobs))
+        with progress.bar("latency", len(shapes) * len(jobs) * TURNS) as table.advance:
+            if race is not None:
+                live = _run(race, table)
+            else:
+                for shape in shapes:
+                    for turn in range(TURNS):
+                        table.turn(shape, turn, live, None)
+        with progress.bar("latency: noisy shapes", len(shapes) * (MAX_TURNS - TURNS)) as table.advance:
             for shape in shapes:
-                for turn in range(TURNS):
-                    table.turn(shape, turn, range(len(jobs)), None)
-                table.more_turns(shape, range(len(jobs)))
-        else:
-            _run(race, table)
+                table.more_turns(shape, live)
     return [
         (index, table.cells[index, shape].row(job, shape, table.elsewhere(index))) for index, job in enumerate(jobs) for shape in shapes
     ]
@@ -91,16 +93,15 @@ def _opened(jobs: Sequence[Job], stack: ExitStack) -> list[EngineProcess]:
     return processes
 
 
-def _run(race: Race, table: Table) -> None:
-    """Lets the engines of a race take their turns, those that can still win."""
+def _run(race: Race, table: Table) -> Sequence[int]:
+    """Lets the engines of a race take their turns; returns those that can still win."""
     live: Sequence[int] = range(len(table.jobs))
     for turn, block in enumerate(BLOCKS):
         for shape in table.shapes:
             table.turn(shape, turn, live, block.at(race.needs_p99(shape)))
         live = race.staying(live, {index: table.figures(index) for index in live})
         table.advance((len(table.jobs) - len(live)) * len(table.shapes) if turn < len(BLOCKS) - 1 else 0)
-    for shape in table.shapes:
-        table.more_turns(shape, live)
+    return live
 
 
 class Table:
@@ -111,13 +112,12 @@ class Table:
         processes: Their processes.
         shapes: The shapes.
         watch: Watches the machine.
-        advance: Moves the bar.
     """
 
-    def __init__(
-        self, jobs: Sequence[Job], processes: Sequence[EngineProcess], shapes: Sequence[Shape], watch: Watch, advance: Callable[[int], None]
-    ) -> None:
-        self.jobs, self.shapes, self.advance = jobs, shapes, advance
+    def __init__(self, jobs: Sequence[Job], processes: Sequence[EngineProcess], shapes: Sequence[Shape], watch: Watch) -> None:
+        self.jobs, self.shapes = jobs, shapes
+        self.advance: Callable[[int], None] = lambda steps: None
+        """Moves the bar that is shown."""
         self._processes, self._watch = processes, watch
         self.cells = {(index, shape): Cell() for index in range(len(jobs)) for shape in shapes}
 
@@ -136,12 +136,17 @@ class Table:
             self.advance(1 if turn < TURNS else 0)
 
     def more_turns(self, shape: Shape, live: Sequence[int]) -> None:
-        """Lets engines take further turns while the interval of one of them is wide."""
+        """Lets engines take further turns at a shape while their intervals are wide, with those that they are compared with: the first one,
+        which is the reference, and the fastest."""
         for turn in range(TURNS, MAX_TURNS):
-            cells = [self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live]
-            if all(cell.half <= WIDE or (cell.busy and cell.estimated) for cell in cells):  # more turns do not mend the latter
+            cells = {index: self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live}
+            wide = {index for index, cell in cells.items() if cell.half > WIDE and not (cell.busy and cell.estimated)}  # turns mend no estimate
+            if not wide:
+                self.advance(MAX_TURNS - turn)
                 return
-            self.turn(shape, turn, live, BLOCKS[-1])
+            fastest = min(cells, key=lambda index: cells[index].p50)
+            self.turn(shape, turn, sorted(wide | {live[0], fastest}), BLOCKS[-1])
+            self.advance(1)
 
     def elsewhere(self, index: int) -> float | None:
         """Returns the `parallelism` of an engine at all shapes."""

@@ -5,7 +5,8 @@
     busy           an engine with a busy figure leaves if at every shape its least possible time exceeds the other engine's time on the
                    busy machine by `MARGINS[0]`. The least possible time is the processor time divided by the threads
     stays          whatever is `always` timed, such as the reference in torch, and of every group the fastest. A group has one model in one
-                   precision, so that a choice by accuracy has a well-timed engine too
+                   precision, so that a choice by accuracy has a well-timed engine too. It leaves nevertheless if the fastest of the same model
+                   in the next wider precision beats it, as bfloat16 loses on a processor without it: narrower and slower wins nothing
 
 Ratios are formed within turns. After one turn the interval takes the order statistics of both medians, and `TURN_NOISE` for what a second
 turn would differ by. What has left keeps the samples of its turns, with their n and interval, and can still be chosen.
@@ -58,6 +59,8 @@ class Rival:
     """Groups whose fastest engine is timed to the end."""
     always: bool = False
     """Whether it is timed to the end in any case."""
+    wider: str | None = None
+    """Group of the same model in a wider precision; None for the widest."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,14 @@ class Race:
         """
         times = {index: float(np.mean([math.log(cell.p50) for cell in figures[index].values()])) for index in live}
         leaders = {group: min((i for i in live if self.rivals[i].group == group), key=lambda i: times[i]) for group in self._groups(live)}
-        kept = {index for index in live if self.rivals[index].always} | set(leaders.values())
+        stay = [one for one in leaders.values() if not self._loses_to_wider(one, leaders, figures)]
+        kept = {index for index in live if self.rivals[index].always} | set(stay)
         return [index for index in live if index in kept or not any(_beats(one, index, figures) for one in leaders.values())]
+
+    def _loses_to_wider(self, index: int, leaders: Mapping[str, int], figures: Mapping[int, Mapping[Shape, Figures]]) -> bool:
+        """Whether the fastest engine of a group is slower than the fastest one of the same model in a wider precision."""
+        wider = leaders.get(self.rivals[index].wider or "")
+        return wider is not None and _beats(wider, index, figures)
 
     def _groups(self, live: Sequence[int]) -> list[str]:
         return list(dict.fromkeys(self.rivals[index].group for index in live))

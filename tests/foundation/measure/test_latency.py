@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def test_engines_take_turns_at_every_shape(tmp_path: Path, told: Told) -> None:
     assert [(job, row.engine, row.batch, row.sequence) for job, row in rows] == [
         (index, name, *shape) for index, name in enumerate("ab") for shape in shapes
     ]
-    assert told.advanced == len(order)
+    assert told.advanced == len(order) + len(shapes) * (MAX_TURNS - TURNS), "both bars reach their ends"
 
 
 @pytest.mark.parametrize(("milliseconds", "count"), [(0.5, MAX_SAMPLES), (14.9, MAX_SAMPLES), (50.0, 60), (1000.0, MIN_SAMPLES)])
@@ -84,6 +85,23 @@ def test_a_spoiled_block_is_taken_again_a_bounded_number_of_times(tmp_path: Path
     rows = measure([Scripted("a", log), Scripted("b", log)], shapes, told, watch=watch)
     assert watch.repeated == REPEATED * len(rows)
     assert len(asked(log)) == len(rows) * TURNS + watch.repeated
+
+
+def test_only_wide_intervals_and_what_they_are_compared_with_take_more_turns(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, asked_of = tmp_path / "log", list[str]()
+    medians = {"reference": itertools.repeat(5.0), "noisy": itertools.cycle([2.0, 4.0]), "quiet": itertools.repeat(3.0), "fast": itertools.repeat(1.0)}
+
+    def ask(self: Cell, process: Any, *given: object) -> Turn:
+        asked_of.append(process.job.name)
+        return Turn(np.full(9, next(medians[process.job.name])))
+
+    monkeypatch.setattr(Cell, "ask", ask)
+    rows = measure([Scripted(name, log) for name in medians], [(1, 8)], told, watch=Still())
+    turns = {row.engine: len(row.turns_ms) for _, row in rows}
+    assert turns == {"reference": MAX_TURNS, "noisy": MAX_TURNS, "quiet": TURNS, "fast": MAX_TURNS}
+    assert len(asked_of) == sum(turns.values())
 
 
 def test_a_wide_interval_takes_more_turns(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,26 @@ def test_the_same_winner_in_a_third_of_the_time(monkeypatch: pytest.MonkeyPatch)
         assert row.interval_ms[0] <= row.p50_ms <= row.interval_ms[1]
 
 
+@pytest.mark.parametrize(("wider", "turns"), [("torch", {1}), (None, {TURNS, TURNS + 1, TURNS + 2, TURNS + 3})])
+def test_a_narrower_precision_that_is_slower_leaves(wider: str | None, turns: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    machine = Machine()
+    jobs = [Simulated(name, dict.fromkeys(SHAPES, time), machine) for name, time in (("torch", 12.0), ("torch bf16", 40.0), ("int8", 3.0))]
+    race = Race([Rival("torch", always=True), Rival("torch bf16", wider=wider), Rival("int8")])
+    rows = [row for _, row in measure(jobs, SHAPES, Told(), race, Still())]  # type: ignore[arg-type]
+    assert {len(row.turns_ms) for row in rows if row.engine == "torch bf16"} <= turns
+    assert all(len(row.turns_ms) >= TURNS for row in rows if row.engine in ("torch", "int8"))
+
+
+def test_a_narrower_precision_that_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    machine = Machine()
+    wide = Simulated("fp32", dict.fromkeys(SHAPES, 10.0), machine)
+    narrow = Simulated("bf16", {shape: 8.0 if shape == SHAPES[0] else 30.0 for shape in SHAPES}, machine)
+    rows = measure([wide, narrow], SHAPES, Told(), Race([Rival("fp32", always=True), Rival("bf16", wider="fp32")]), Still())  # type: ignore[list-item]
+    assert all(len(row.turns_ms) >= TURNS for _, row in rows)
+
+
 def test_what_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
     machine = Machine()
