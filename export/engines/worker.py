@@ -5,7 +5,7 @@ output as they like, so that the channel is a copy of it, and standard output it
 
     open        spec                                 -> versions
     predict     rows, out (files), batch_size, stream -> n, placement; with stream first lines {"done"}: rows of a batch
-    measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, nice, peak_memory_bytes, placement
+    measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, came_first, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     reported                                         -> reported
     probe       rows, out (files), tensors, length   -> n
@@ -99,10 +99,10 @@ class Worker:
         features = synthetic(self.preprocessor, *shape)
         self._warm_up(features, shape in self.seen)
         self.seen.add(shape)
-        with first() as nice:
+        with first(self.spec.threads) as came_first:
             samples = self._samples(features, request["least"], request["most"], request["seconds"])
         memory = peak_memory_bytes()  # placement is queried last: its memory is not the engine's
-        return {**samples, "nice": nice, "peak_memory_bytes": memory, "placement": self.engine.placement()}
+        return {**samples, "came_first": came_first, "peak_memory_bytes": memory, "placement": self.engine.placement()}
 
     def _samples(self, features: Features, least: int, most: int, seconds: float) -> dict[str, list[float] | list[float | None]]:
         """Returns wall time, processor time and waits of calls, ms each."""

@@ -76,7 +76,7 @@ class MachineLoad(TypedDict):
     calibration_ms: float
     calibration_spread: float | None
     repeated: int
-    nice: int
+    came_first: bool
 
 
 class Watch:
@@ -85,8 +85,8 @@ class Watch:
     def __init__(self) -> None:
         self.repeated = 0
         """Blocks that were taken again."""
-        self.nice = 0
-        """Nice value of the measured processes (`foundation.machine.priority`)."""
+        self.came_first = False
+        """Whether the measured processes came before other work (`foundation.machine.priority`)."""
         self._start = self._before = snapshot()
         self._calibrations = [calibrate()]
 
@@ -118,7 +118,7 @@ class Watch:
             "calibration_ms": round(float(middle), 4),
             "calibration_spread": round(float(high / low - 1), 4) if low > 0 else None,
             "repeated": self.repeated,
-            "nice": self.nice,
+            "came_first": self.came_first,
         }
 
 

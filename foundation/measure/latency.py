@@ -131,7 +131,7 @@ class Table:
                 self._watch.repeated += 1
                 found = cell.ask(self._processes[index], shape, wanted)
                 self._watch.disturbed()
-            self._watch.nice = cell.nice
+            self._watch.came_first = cell.came_first
             cell.add(turn, found)
             self.advance(1 if turn < TURNS else 0)
 
@@ -165,7 +165,7 @@ class Cell:
         self.turns: list[Turn | None] = []
         self.peak_memory_bytes = 0
         self.placement: dict[str, str] = {}
-        self.nice = 0
+        self.came_first = False
 
     def share(self, turns_left: int) -> Block:
         """Returns this turn's share of the missing samples."""
@@ -178,7 +178,8 @@ class Cell:
         """Lets the engine take a block of samples."""
         batch, sequence = shape
         answer = process.ask("measure", batch=batch, sequence=sequence, least=block.least, most=block.most, seconds=block.seconds)
-        self.peak_memory_bytes, self.placement, self.nice = answer["peak_memory_bytes"], answer["placement"], answer["nice"]
+        self.peak_memory_bytes, self.placement = answer["peak_memory_bytes"], answer["placement"]
+        self.came_first = answer["came_first"]
         return Turn.of(answer)
 
     def add(self, number: int, turn: Turn) -> None:

@@ -40,7 +40,7 @@ def play(name: str, log: Path, milliseconds: float) -> None:
                 count += 1
             device = "cpu" if name != "elsewhere" else "cuda"
             placement = {"device": device, "provider": "played", "float_precision": "bf16" if name == "halved" else "fp32"}
-            reply = {"samples_ms": [milliseconds + index / 1e6 for index in range(count)], "nice": 0, "peak_memory_bytes": 12345}
+            reply = {"samples_ms": [milliseconds + index / 1e6 for index in range(count)], "came_first": False, "peak_memory_bytes": 12345}
             reply["placement"] = placement
         if request["op"] == "fail":
             reply = {"error": "RuntimeError: no such kernel"}

@@ -88,7 +88,7 @@ class Process:
         wall, cpu, waited = (list(column) for column in zip(*samples, strict=True))
         machine.spent_ms += sum(wall)
         placement = {"device": "cpu", "provider": "simulated", "float_precision": "fp32"}
-        return {"samples_ms": wall, "cpu_ms": cpu, "waited_ms": waited, "nice": 0, "peak_memory_bytes": 1, "placement": placement}
+        return {"samples_ms": wall, "cpu_ms": cpu, "waited_ms": waited, "came_first": False, "peak_memory_bytes": 1, "placement": placement}
 
     def _call(self, quiet: float) -> tuple[float, float, float]:
         """Returns wall, processor and waited time in ms of one call."""

@@ -151,8 +151,8 @@ class Machine(Document):
     """Its p90 / p10 - 1."""
     repeated: int | None = None
     """Blocks of samples that were taken again as a whole."""
-    nice: int | None = None
-    """Nice value of the engines while they were timed: below 0 they came before other work."""
+    came_first: bool | None = None
+    """Whether engines came before other work while they were timed, as the system allows it to root."""
 
 
 class Timings(Document):

@@ -14,8 +14,8 @@ def sentence(report: Contents) -> str | None:
     machine = found.machine
     others = "an unknown number" if machine.other_cores is None else f"{machine.other_cores:.1f}"
     parts = [f"Other work took {others} of the {machine.cores} cores while engines were timed"]
-    if machine.nice is not None and machine.nice < 0:
-        parts.append(f"which came after the engines (nice {machine.nice})")
+    if machine.came_first:
+        parts.append("which waited for the engines")
     if machine.stolen:
         parts.append(f"other guests of the host {100 * machine.stolen:.1f} % of the time")
     if machine.throttled_s:

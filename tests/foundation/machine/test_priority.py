@@ -6,65 +6,68 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foundation.machine import priority
-from foundation.machine.priority import NICE, first
+from foundation.machine.priority import SWITCH, first
 
 
-
-def nices() -> set[int]:
-    """Returns the nice values of all threads of this process."""
-    return {os.getpriority(os.PRIO_PROCESS, int(one.name)) for one in priority.TASKS.iterdir()}
+def policies() -> set[int]:
+    """Returns the policies of all threads of this process."""
+    return {os.sched_getscheduler(int(one.name)) for one in priority.TASKS.iterdir()}
 
 
 @pytest.fixture
-def waiting() -> threading.Event:
+def second_thread() -> Iterator[None]:
     """A second thread, which waits until the test ends."""
     end = threading.Event()
-    thread = threading.Thread(target=end.wait, daemon=True)
+    thread = threading.Thread(target=end.wait)
     thread.start()
-    return end
+    yield
+    end.set()
+    thread.join()
 
 
-def test_every_thread_is_raised_and_comes_back(waiting: threading.Event) -> None:
-    before = nices()
-    with first() as nice:
-        raised = nices()
-    waiting.set()
-    if nice != NICE:
-        pytest.skip("this system does not let a process go before others")
-    assert raised == {NICE}
-    assert nices() == before
+@pytest.mark.usefixtures("second_thread")
+def test_every_thread_comes_first_and_goes_back() -> None:
+    with first(1) as came_first:
+        meanwhile = policies()
+    if not came_first:
+        pytest.skip("this system does not let a process come before others")
+    assert meanwhile == {os.SCHED_RR}
+    assert policies() == {os.SCHED_OTHER}
 
 
-def test_it_comes_back_after_an_error() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with pytest.raises(ValueError, match="broken"), first():
+def test_it_goes_back_after_an_error() -> None:
+    with pytest.raises(ValueError, match="broken"), first(1):
         raise ValueError("broken")
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    assert policies() == {os.SCHED_OTHER}
 
 
-def test_a_refusal_leaves_the_priority_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(which: int, thread: int, nice: int) -> None:
+def test_a_refusal_leaves_the_policy_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: int, policy: int, param: os.sched_param) -> None:
         raise PermissionError("not allowed")
 
-    monkeypatch.setattr(os, "setpriority", refuse)
-    with first() as nice:
-        assert nice == os.getpriority(os.PRIO_PROCESS, 0)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with first(1) as came_first:
+        assert came_first is False
+        assert policies() == {os.SCHED_OTHER}
 
 
-def test_a_process_that_is_already_first_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getpriority", lambda which, thread: -20)
-    monkeypatch.setattr(os, "setpriority", lambda *given: pytest.fail("nothing is to be set"))
-    with first() as nice:
-        assert nice == -20
+def test_it_is_not_asked_for_more_threads_than_cores_or_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *given: pytest.fail("nothing is to be set"))
+    with first(len(os.sched_getaffinity(0)) + 1) as came_first:
+        assert came_first is False
+    monkeypatch.setenv(SWITCH, "0")
+    with first(1) as came_first:
+        assert came_first is False
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes user")
 def test_an_ordinary_user_is_refused() -> None:
-    code = "import os; os.setuid(65534)\nfrom foundation.machine.priority import first\nwith first() as nice: print(nice)"
+    code = "import os\nfrom foundation.machine.priority import first\nos.setuid(65534)\nwith first(1) as came_first: print(came_first)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    assert found.stdout.split() == ["0"]
+    assert found.stdout.split() == ["False"]

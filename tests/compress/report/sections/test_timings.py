@@ -7,12 +7,12 @@ from compress.report.phrases import trust_in
 from compress.report.sections.timings import interval, mark, sentence
 from tests.plain_reports import contents
 
-MACHINE: dict[str, Any] = {"cores": 2, "other_cores": 0.84, "stolen": 0.0, "throttled_s": 2.5, "calibration_spread": 0.31, "nice": -15}
+MACHINE: dict[str, Any] = {"cores": 2, "other_cores": 0.84, "stolen": 0.0, "throttled_s": 2.5, "calibration_spread": 0.31, "came_first": True}
 
 
 def test_the_sentence_has_the_figures() -> None:
     text = sentence(contents({"timings": {"rows": 12, "estimated": 5, "busy": 3, "machine": MACHINE}})) or ""
-    for part in ("0.8 of the 2 cores", "nice -15", "2.5 s", "31 %", "5 of 12", "3 are too noisy"):
+    for part in ("0.8 of the 2 cores", "waited for the engines", "2.5 s", "31 %", "5 of 12", "3 are too noisy"):
         assert part in text
     assert sentence(contents({})) is None, "runs of earlier versions were not watched"
 
