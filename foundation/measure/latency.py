@@ -65,7 +65,8 @@ def measure(
     """
     with ExitStack() as stack:
         processes = _opened(jobs, stack)
-        table, live = Table(jobs, processes, shapes, watch or Watch()), range(len(jobs))
+        table = Table(jobs, processes, shapes, watch or Watch())
+        live: Sequence[int] = range(len(jobs))
         with progress.bar("latency", len(shapes) * len(jobs) * TURNS) as table.advance:
             if race is not None:
                 live = _run(race, table)
