@@ -35,8 +35,8 @@ from export.engines.spec import Engine, EngineSpec, Generates, Probed, Reports
 from foundation.core.arrays import Features
 from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
-from foundation.machine.process import peak_memory_bytes
 from foundation.machine.priority import first
+from foundation.machine.process import peak_memory_bytes
 from foundation.machine.waits import ThreadWaits
 from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows

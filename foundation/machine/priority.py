@@ -2,9 +2,9 @@
 
 A call that shares a core with other work takes as long as the scheduler lets it wait. A nice value does not help short calls, since the
 kernel lets a running process finish its time slice of milliseconds. A thread of `SCHED_RR` with the lowest priority runs as soon as it can,
-and shares its core with other such threads alone (`sched(7)`). Others wait for the length of a block, less than a second. Linux
-grants this to root, to processes with CAP_SYS_NICE, and within RLIMIT_RTPRIO. To others it is refused: then disturbed samples are recognized
-by the waits of the threads alone (`foundation.machine.waits`).
+and shares its core with other such threads alone (`sched(7)`). Others wait for the length of a block, less than a second. Linux grants this
+to root, to processes with CAP_SYS_NICE, and within RLIMIT_RTPRIO. To others it is refused: then disturbed samples are recognized by the
+waits of the threads alone (`foundation.machine.waits`).
 
 A process with more threads than cores keeps its policy: its threads would wait for each other's time slices of 100 ms.
 """

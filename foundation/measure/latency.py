@@ -141,7 +141,8 @@ class Table:
         which is the reference, and the fastest."""
         for turn in range(TURNS, MAX_TURNS):
             cells = {index: self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live}
-            wide = {index for index, cell in cells.items() if cell.half > WIDE and not (cell.busy and cell.estimated)}  # turns mend no estimate
+            # more turns do not mend what is estimated
+            wide = {index for index, cell in cells.items() if cell.half > WIDE and not (cell.busy and cell.estimated)}
             if not wide:
                 self.advance(MAX_TURNS - turn)
                 return

@@ -5,8 +5,9 @@
     busy           an engine with a busy figure leaves if at every shape its least possible time exceeds the other engine's time on the
                    busy machine by `MARGINS[0]`. The least possible time is the processor time divided by the threads
     stays          whatever is `always` timed, such as the reference in torch, and of every group the fastest. A group has one model in one
-                   precision, so that a choice by accuracy has a well-timed engine too. It leaves nevertheless if the fastest of the same model
-                   in the next wider precision beats it, as bfloat16 loses on a processor without it: narrower and slower wins nothing
+                   precision, so that a choice by accuracy has a well-timed engine too. It leaves nevertheless if the fastest of the
+                   same model in the next wider precision beats it, as bfloat16 loses on a processor without it: what is narrower and
+                   slower wins nothing
 
 Ratios are formed within turns. After one turn the interval takes the order statistics of both medians, and `TURN_NOISE` for what a second
 turn would differ by. What has left keeps the samples of its turns, with their n and interval, and can still be chosen.

@@ -1,5 +1,6 @@
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def test_only_wide_intervals_and_what_they_are_compared_with_take_more_turns(
     tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, asked_of = tmp_path / "log", list[str]()
-    medians = {"reference": itertools.repeat(5.0), "noisy": itertools.cycle([2.0, 4.0]), "quiet": itertools.repeat(3.0), "fast": itertools.repeat(1.0)}
+    steady = {name: itertools.repeat(median) for name, median in (("reference", 5.0), ("quiet", 3.0), ("fast", 1.0))}
+    medians: dict[str, Iterator[float]] = {**steady, "noisy": itertools.cycle([2.0, 4.0])}
 
     def ask(self: Cell, process: Any, *given: object) -> Turn:
         asked_of.append(process.job.name)
