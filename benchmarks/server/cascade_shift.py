@@ -1,6 +1,6 @@
 """How soon the watch over a served cascade sees a planted shift, and how often it rings without one, on stored predictions.
 
-    python benchmarks/server/cascade_shift.py --cascade DIR [--other FILE] [--share 0.1 0.2 0.3 0.5] [--audit 0.005 0.05]
+    python benchmarks/server/cascade_shift.py --cascade DIR [--escalated 0.1] [--other FILE] [--share 0.1 0.2 0.3 0.5] [--audit 0.005 0.05]
         [--streams 200] [--length 100000] [--quiet 0 20000] [--out FILE]
     python benchmarks/server/cascade_shift.py --planted
 
@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from export.cascade.certificate import upper_limit
 from foundation.artifacts.cascade import FILE, TIER, Cascade
 from foundation.artifacts.document import read
 from foundation.standalone.confidence import confidence, route
@@ -115,12 +116,23 @@ def shown(found: NDArray[np.float64]) -> dict[str, float | int | None]:
     return {"median": median, "p90": p90, "none": int(np.isinf(seen).sum()), "before": len(found) - len(seen), "streams": len(found)}
 
 
+def at_share(document: Cascade, share: float) -> Cascade:
+    """Returns a cascade of two tiers at the point of its path that escalates about this share of the certificate rows, which may be another
+    point than the certified one."""
+    count = document.certificate.n
+    point = min(document.certificate.path.points, key=lambda one: abs(one.escalated[0] / count - share))
+    limit = upper_limit(point.escalated[0], count, 1 - float(document.escalation[0].confidence))
+    first = document.tiers[0].with_(threshold=point.thresholds[0])
+    return document.with_(tiers=(first, *document.tiers[1:]), escalation=(document.escalation[0].with_(upper=limit),))
+
+
 def arguments() -> argparse.Namespace:
     """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cascade", type=Path)
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--other", type=Path)
+    parser.add_argument("--escalated", type=float)
     parser.add_argument("--share", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5])
     parser.add_argument("--audit", type=float, nargs="+", default=[0.005, 0.05])
     parser.add_argument("--false-alarm", type=float, default=0.05)
@@ -141,6 +153,8 @@ def main() -> None:
         pool, upper, bound = Pool.planted(), 0.11, 0.01
     else:
         document = read(Cascade, given.cascade / FILE)
+        if given.escalated is not None:
+            document = at_share(document, given.escalated)
         stored = load_file(given.cascade / document.certificate.predictions)
         pool = Pool.of(document, [stored[f"{TIER}{tier.number}"] for tier in document.tiers])
         upper, bound = float(document.escalation[0].upper), float(document.certificate.bound)
