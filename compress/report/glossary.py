@@ -109,6 +109,18 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         ),
         Term("support", "Rows of a class", "How many evaluation rows (entities) belong to the class."),
         Term("other_metric", "Other metrics", "Every metric of the task in every backend; goals refer to the primary one."),
+        Term("other_answers", "Other answers", "Share of the evaluation rows that the baseline in torch answers otherwise."),
+        Term(
+            "auroc",
+            "AUROC",
+            "Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin. 0.5: the margin "
+            "tells nothing; 1: it tells all.",
+        ),
+        Term(
+            "aurc",
+            "AURC",
+            "Mean share of other answers among the k rows with the largest margins, over all k. Smaller is better: a cascade keeps more rows.",
+        ),
         Term(
             "first_ten",
             "First 10 in common",

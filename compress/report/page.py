@@ -67,6 +67,7 @@ def render(report: Contents) -> str:
         ledger=accuracy.ledger(report, decision),
         others=accuracy.other_metrics(report, decision),
         stored=accuracy.stored(report),
+        confidence=accuracy.confidence(report),
         shapes=accuracy.latency(report, decision),
         timings=timings.sentence(report),
         served=accuracy.served(report),

@@ -19,7 +19,7 @@ from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
 from compress.report.model.contents import SCHEMA, Contents, JudgedMetric, Stage, Timings
-from compress.report.model.variant import Attention, Latency, StoredVectors, TimedAccuracy, Variant, Vectors
+from compress.report.model.variant import Attention, Confidence, Latency, StoredVectors, TimedAccuracy, Variant, Vectors
 from compress.report.served import served
 from foundation.artifacts import artifact, document
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
@@ -38,6 +38,8 @@ from foundation.labels.vectors import VectorLabels
 from foundation.measure.chance import chance
 from foundation.measure.judged import Judged
 from foundation.measure.metrics import Metric
+from foundation.measure.selective import aurc, auroc
+from foundation.standalone.confidence import NAMES, features
 
 FILE, PAGE = "report.json", "report.html"
 UNCHECKED = ("commands", "warnings")
@@ -202,6 +204,7 @@ def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[Varian
         drops={one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
         latency=[_with_accuracy(run, row) for row in rows if row.variant == name],
         vectors=_vectors(metric, reference, mine),
+        confidence=_confidence(reference, mine) if name != run.baseline else None,
         parity=build.parity if build else None,
         divided=_divided(run, name),
         answers=answers(run, name),
@@ -232,6 +235,20 @@ def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> d
             top10_overlap=labels.overlap(reference.logits, one.logits),
             n=len(one.logits),
             stored=_stored(metric, reference, one, labels),
+        )
+    return found
+
+
+def _confidence(reference: Evaluation, mine: list[Evaluation]) -> dict[str, Confidence] | None:
+    """Judges the margin of a variant in every backend by which rows the baseline in torch answers otherwise; None for other answers."""
+    if not reference.labels.ONE_CLASS or reference.logits.shape[1] < 2:
+        return None
+    found = {}
+    for one in mine:
+        margins = features(one.logits, "class")[:, NAMES.index("margin")]
+        differs = one.logits.argmax(axis=1) != reference.logits.argmax(axis=1)
+        found[one.backend] = Confidence(
+            disagreement=float(differs.mean()), auroc=auroc(margins, differs), aurc=aurc(margins, differs), n=len(differs)
         )
     return found
 

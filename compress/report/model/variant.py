@@ -94,6 +94,20 @@ class Vectors(Document):
     """The vectors as an index stores them: FORM is `int8` or `binary`."""
 
 
+class Confidence(Document):
+    """How well the confidence of a variant tells in one backend which rows the baseline answers otherwise."""
+
+    disagreement: Number | None = None
+    """Share of the evaluation rows that the baseline in torch answers otherwise."""
+    auroc: Number | None = None
+    """Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin between the two
+    largest logits; null where all rows are answered alike."""
+    aurc: Number | None = None
+    """Area under the curve of disagreement against coverage; smaller is better."""
+    n: int | None = None
+    """Number of rows."""
+
+
 class Variant(Document):
     """One checkpoint of the run."""
 
@@ -139,6 +153,8 @@ class Variant(Document):
     """Measured latencies; the recommended mode of a shape comes first."""
     vectors: dict[Backend, Vectors] | None = None
     """For tasks with vectors: how near they are to the vectors of the baseline in torch; null for other tasks."""
+    confidence: dict[Backend, Confidence] | None = None
+    """For tasks with one of several classes: what its margin tells in each backend; null for other tasks, and for the baseline."""
     parity: Parity | None = None
     """How far its main engine is from torch; null where none was compared."""
     divided: Divided | None = None

@@ -250,6 +250,25 @@ def stored(report: Contents) -> list[View]:
     return rows
 
 
+def confidence(report: Contents) -> list[View]:
+    """Returns how well each variant's margin ranks the rows that the baseline answers otherwise, in the last backend that has them."""
+    rows = []
+    for variant in report.variants:
+        known = variant.confidence or {}
+        for backend in [backend for backend in BACKENDS if backend in known][-1:]:
+            cell = known[backend]
+            rows.append(
+                {
+                    "id": variant.id,
+                    "backend": engine_name(backend),
+                    "disagreement": phrases.share(cell.disagreement),
+                    "auroc": "no row differs" if cell.auroc is None else f"{cell.auroc:.3f}",
+                    "aurc": "" if cell.aurc is None else f"{cell.aurc:.4f}",
+                }
+            )
+    return rows
+
+
 # Latency
 
 

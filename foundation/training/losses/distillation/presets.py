@@ -2,7 +2,7 @@
 
 Deviations from the papers: `mixkd` adds soft targets on unmixed rows, where the paper runs the teacher only on mixtures; `distilbert` uses
 the task's hard-target loss instead of masked language modelling; `minilm` and `minilmv2` add soft targets, as relations alone do not train
-the head.
+the head; `gatekeeper` adds soft targets, so that the order of the other classes stays the teacher's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from foundation.training.distillation.schedules import Ramp
 from foundation.training.losses.distillation.distilbert import Cosine
+from foundation.training.losses.distillation.gatekeeper import Gatekeeper
 from foundation.training.losses.distillation.generalized_jsd import GeneralizedJsd
 from foundation.training.losses.distillation.hidden import Hidden
 from foundation.training.losses.distillation.logit_standardization import LogitStandardization
@@ -29,6 +30,7 @@ from foundation.training.losses.distillation.tinybert import TinyBert
 
 AnyLoss = Annotated[
     SoftTarget
+    | Gatekeeper
     | GeneralizedJsd
     | Cosine
     | Hidden
@@ -67,6 +69,7 @@ LossName = Literal[
     "similarity",
     "projected",
     "margin_mse",
+    "gatekeeper",
 ]
 """Published combinations of losses."""
 PresetName = Literal[LossName, "hard_target"]
@@ -83,6 +86,7 @@ PRESETS: Mapping[PresetName, Preset] = {
     "similarity": Preset((Similarity(),), 0.0),
     "projected": Preset((Projected(),), 0.0),
     "margin_mse": Preset((MarginMSE(),), 0.0),
+    "gatekeeper": Preset((SoftTarget(weight=0.5), Gatekeeper()), 0.0),
     "hard_target": Preset((), 1.0),
 }
 
