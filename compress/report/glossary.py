@@ -113,13 +113,14 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "auroc",
             "AUROC",
-            "Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin. 0.5: the margin "
-            "tells nothing; 1: it tells all.",
+            "Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin. 0.5: the "
+            "margin tells nothing; 1: it tells all.",
         ),
         Term(
             "aurc",
             "AURC",
-            "Mean share of other answers among the k rows with the largest margins, over all k. Smaller is better: a cascade keeps more rows.",
+            "Mean share of other answers among the k rows with the largest margins, over all k. Smaller is better: a cascade keeps more "
+            "rows.",
         ),
         Term(
             "first_ten",

@@ -18,6 +18,7 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
+from foundation.measure import selective
 from foundation.standalone.confidence import CALIBRATED, NAMES, SURE, Score, confidence, features
 
 CLEARLY = 0.005
@@ -58,13 +59,8 @@ def plain(name: str, form: str) -> Score:
 
 def auroc(scores: Array, agrees: Array) -> float:
     """Returns the area under the ROC curve; 0.5 where all rows are of one kind."""
-    from scipy.stats import rankdata
-
-    good, bad = int(agrees.sum()), int((~agrees).sum())
-    if not good or not bad:
-        return 0.5
-    ranks = rankdata(np.nan_to_num(scores, nan=-np.inf))
-    return float((ranks[agrees].sum() - good * (good + 1) / 2) / (good * bad))
+    area = selective.auroc(scores, ~agrees)
+    return 0.5 if area is None else area
 
 
 def choose(judged: Judged, name: str, key: str) -> tuple[Score, dict[str, float]]:

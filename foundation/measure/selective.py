@@ -5,8 +5,8 @@
     AURC      mean of risk(k) over k = 1 ... n, the area under the curve of risk against coverage k / n (Geifman et al. 2019,
               https://arxiv.org/abs/1805.08206)
 
-Wrong is what the caller says: here a row that the original model answers otherwise. Among equally sure rows no order is better than another,
-so that each counts with the share of wrong rows among them. Scores that are NaN are the least sure.
+Wrong is what the caller says: here a row that the original model answers otherwise. Among equally sure rows no order is better than
+another, so that each counts with the share of wrong rows among them. Scores that are NaN are the least sure.
 """
 
 from __future__ import annotations

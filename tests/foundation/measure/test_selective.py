@@ -29,9 +29,7 @@ def test_auroc_counts_the_pairs(rows: list[tuple[float, bool]]) -> None:
 def test_risk_is_the_mean_over_all_orders_that_the_scores_allow(rows: list[tuple[float, bool]]) -> None:
     known = [(-np.inf if np.isnan(score) else score, bad) for score, bad in rows]
     allowed = [order for order in permutations(known) if all(a[0] >= b[0] for a, b in zip(order, order[1:], strict=False))]
-    expected = [
-        np.mean([sum(bad for _, bad in order[: count + 1]) / (count + 1) for order in allowed]) for count in range(len(rows))
-    ]
+    expected = [np.mean([sum(bad for _, bad in order[: count + 1]) / (count + 1) for order in allowed]) for count in range(len(rows))]
     assert risks(*split(rows)).tolist() == pytest.approx(expected)
     assert aurc(*split(rows)) == pytest.approx(np.mean(expected))
 
@@ -47,4 +45,7 @@ def test_neither_depends_on_the_order_of_rows(rows: list[tuple[float, bool]], ra
 def test_the_best_and_the_worst_order() -> None:
     wrong = np.array([True, False, False, False])
     assert (auroc(np.array([0.0, 1, 2, 3]), wrong), aurc(np.array([0.0, 1, 2, 3]), wrong)) == (1.0, pytest.approx(1 / 16))
-    assert (auroc(np.array([9.0, 1, 2, 3]), wrong), aurc(np.array([9.0, 1, 2, 3]), wrong)) == (0.0, pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4))
+    assert (auroc(np.array([9.0, 1, 2, 3]), wrong), aurc(np.array([9.0, 1, 2, 3]), wrong)) == (
+        0.0,
+        pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),
+    )

@@ -50,7 +50,9 @@ class Gatekeeper(Loss):
         from foundation.training.distillation.capture import Wanted
 
         if not setting.facts.answer.form.ONE_CLASS:
-            raise InputError(setting.key, "gatekeeper given", f"the answers of {setting.task} are not one of several classes", "give soft_target")
+            raise InputError(
+                setting.key, "gatekeeper given", f"the answers of {setting.task} are not one of several classes", "give soft_target"
+            )
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:

@@ -53,7 +53,9 @@ def test_equal_and_huge_logits_have_a_finite_gradient() -> None:
     assert torch.isfinite(student.grad).all()
 
 
-@pytest.mark.parametrize("task", ["text-regression", "multi-label-classification", "question-answering", "token-classification", "text-generation"])
+@pytest.mark.parametrize(
+    "task", ["text-regression", "multi-label-classification", "question-answering", "token-classification", "text-generation"]
+)
 def test_it_is_for_one_of_several_classes(task: str) -> None:
     with raises_problem("distill.losses.0", "gatekeeper", task, "soft_target"):
         Gatekeeper().wants(Setting(TWO, TWO, task, "distill.losses.0"))  # type: ignore[arg-type]  # the names of the table of tasks
