@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_auroc_counts_the_pairs(rows: list[tuple[float, bool]]) -> None:
 @given(ROWS.filter(lambda rows: len(rows) <= 5))
 def test_risk_is_the_mean_over_all_orders_that_the_scores_allow(rows: list[tuple[float, bool]]) -> None:
     known = [(-np.inf if np.isnan(score) else score, bad) for score, bad in rows]
-    allowed = [order for order in permutations(known) if all(a[0] >= b[0] for a, b in zip(order, order[1:], strict=False))]
+    allowed = [order for order in permutations(known) if all(a[0] >= b[0] for a, b in pairwise(order))]
     expected = [np.mean([sum(bad for _, bad in order[: count + 1]) / (count + 1) for order in allowed]) for count in range(len(rows))]
     assert risks(*split(rows)).tolist() == pytest.approx(expected)
     assert aurc(*split(rows)) == pytest.approx(np.mean(expected))
