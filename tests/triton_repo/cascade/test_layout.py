@@ -11,6 +11,7 @@ import pytest
 
 from foundation.artifacts.document import read
 from foundation.artifacts.triton import CascadeModel, Results
+from foundation.core.progress import ConsoleProgress
 from foundation.labels.classes import ClassIds
 from foundation.standalone import confidence, e_process
 from foundation.standalone.preprocess import Preprocessor
@@ -21,17 +22,19 @@ from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.cascade import tiny_cascades
 from tests.triton_repo.test_served_models import entry, repository
 from tests.triton_repo.test_triton_repo import context
+from tests.triton_repo.test_tuned import TUNE
 from triton_repo import served_models
 from triton_repo.blobs import BlobCache
 from triton_repo.cascade import served
 from triton_repo.cascade.layout import FILES, NAME, cascade_of, write_cascade
 from triton_repo.cascade.settings import Audit
-from triton_repo.cascade.stage import compare, routed
+from triton_repo.cascade.stage import CascadeInRepository, compare, routed
 from triton_repo.client import Answers, ServedWrong
 from triton_repo.config import Scheduling, from_text
 from triton_repo.live import KEPT, LiveRepository
 from triton_repo.queueing import Queue, read_policy
 from triton_repo.triton_repo import TritonRepo
+from triton_repo.tuning.load import Level, Loaded
 
 ROWS = tiny_cascades.texts(40)
 VARIANTS = ("small", "quantize", "baseline")
@@ -191,3 +194,36 @@ def test_an_audit_needs_a_cascade(tmp_path):
     for share in (-0.1, 1.1):
         with raises_problem("audit.share"):
             recipe(tmp_path, stages=[{"export": {}}, {"triton_repo": {"audit": {"share": share}}}])
+
+
+def test_the_cascade_is_what_is_tuned(tmp_path, monkeypatch):
+    exported, seen = tiny_cascades.export(tmp_path / "export", ROWS), []
+
+    def measured(write, model, rows, tune, scratch):
+        def measure(point, seconds, limit_ms):
+            folder = tmp_path / f"point-{len(seen)}"
+            write(point, folder)
+            seen.append((point, model, folder))
+            return Loaded((Level(4, 100.0 * point.instances, 1.0, 5.0, 0),), limit_ms)
+
+        return measure
+
+    monkeypatch.setattr("triton_repo.tuning.tuning.measured", measured)
+    monkeypatch.setattr(TritonRepo, "_results", lambda self, models, measure: Results())
+    monkeypatch.setattr(CascadeInRepository, "measured", lambda self, repository, context, out, concurrency: self.entry)
+    (tmp_path / "out").mkdir()
+    progress = ConsoleProgress("quiet")
+    given = replace(context(ROWS, tmp_path, threads=2), progress=progress, cascade=tiny_cascades.artifact(tmp_path / "cascade", [2.0]))
+    TritonRepo(tune=TUNE).run(exported, given, tmp_path / "out")
+    for point, model, folder in seen:
+        assert (model, [path.name for path in folder.iterdir()]) == (NAME, [NAME])
+        config = from_text((folder / NAME / "config.pbtxt").read_text())
+        assert (config.instance_group[0].count, config.max_batch_size) == (point.instances, point.max_batch_size)
+        threads = {json.loads(file.read_text())["properties"]["INFERENCE_NUM_THREADS"] for file in folder.rglob("settings.json")}
+        assert threads == {str(point.threads)}
+        assert json.loads((folder / NAME / "1" / "cascade.json").read_text())["watch"]["instances"] == point.instances
+    results = read(Results, tmp_path / "out" / "triton.json")
+    assert results.tuned is not None
+    assert (results.tuned.model, results.tuned.best.instances) == (NAME, 2)
+    config = from_text((tmp_path / "out" / "model_repository" / NAME / "config.pbtxt").read_text())
+    assert config.instance_group[0].count == 2
