@@ -18,7 +18,6 @@ import asyncio
 import base64
 import json
 import struct
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +29,7 @@ from huggingface_hub import AsyncInferenceClient
 
 from foundation.machine.environment import fingerprint
 from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, VECTOR
+from parts.http_load import Request, loaded
 from parts.served_model import ServedModel, arguments, carry_out, in_turns, median, ratio
 from triton_repo import client
 
@@ -137,11 +137,11 @@ def throughput(bench: Bench) -> dict[str, Any]:
     some = [bench.rows[start : start + size] for start in range(0, len(bench.rows) - size + 1, size)]
     with bench.model.serving() as serving:
         address = f"http://{serving.service.http_address}"
-        v1 = [json.dumps({"model": bench.model.name, "input": group, "encoding_format": "base64"}).encode() for group in some]
-        v2 = [binary(group) for group in some]
+        v1: list[Request] = [(asked_for(bench.model.name, group), {}) for group in some]
+        v2: list[Request] = [binary(group) for group in some]
         arms = {
-            "/v1/embeddings": lambda: asyncio.run(loaded(f"{address}/v1/embeddings", [(body, {}) for body in v1], size, bench.seconds)),
-            "/v2 HTTP": lambda: asyncio.run(loaded(f"{address}/v2/models/{bench.model.name}/infer", v2, size, bench.seconds)),
+            "/v1/embeddings": lambda: loaded(f"{address}/v1/embeddings", v1, size, bench.seconds, UNDER_WAY),
+            "/v2 HTTP": lambda: loaded(f"{address}/v2/models/{bench.model.name}/infer", v2, size, bench.seconds, UNDER_WAY),
         }
         for arm in arms.values():
             arm()  # warms up
@@ -153,6 +153,11 @@ def throughput(bench: Bench) -> dict[str, Any]:
     }
 
 
+def asked_for(model: str, texts: Sequence[str]) -> bytes:
+    """Returns a request over `/v1/embeddings`."""
+    return json.dumps({"model": model, "input": texts, "encoding_format": "base64"}).encode()
+
+
 def binary(texts: Sequence[str]) -> tuple[bytes, dict[str, str]]:
     """Returns a request over `/v2` with texts and answer as raw bytes, and its headers."""
     encoded = [text.encode() for text in texts]
@@ -160,25 +165,6 @@ def binary(texts: Sequence[str]) -> tuple[bytes, dict[str, str]]:
     tensor = {"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     return head + raw, {"Inference-Header-Content-Length": str(len(head))}
-
-
-async def loaded(url: str, requests: Sequence[tuple[bytes, dict[str, str]]], size: int, seconds: float) -> dict[str, Any]:
-    """Keeps `UNDER_WAY` requests of `size` texts under way; returns the rows per second."""
-    answered, started = 0, time.perf_counter()
-
-    async def work(session: aiohttp.ClientSession, first: int) -> None:
-        nonlocal answered
-        index = first
-        while time.perf_counter() < started + seconds:
-            body, headers = requests[index % len(requests)]
-            async with session.post(url, data=body, headers=headers) as response:
-                await response.read()
-                response.raise_for_status()
-            index, answered = index + UNDER_WAY, answered + size
-
-    async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(work(session, first) for first in range(UNDER_WAY)))
-    return {"rows_per_s": round(answered / (time.perf_counter() - started), 2), "n": answered // size}
 
 
 async def posted(url: str, document: Any) -> Any:

@@ -158,6 +158,8 @@ class Settings:
     """Other limits of the queue."""
     grpc: Grpc = "front"
     """Who answers gRPC."""
+    traces: str = ""
+    """Address of a collector of OpenTelemetry; empty: nothing is traced."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,8 @@ class ServedModel:
         with tempfile.TemporaryDirectory() as folder:
             wanted = settings or Settings()
             repository, entrance = self.write(Path(folder, "repository"), wanted), Entrance(grpc=wanted.grpc)
-            with Service(repository, environment.check(), Path(folder, "log"), entrance=entrance) as running:
+            log = Path(folder, "log")
+            with Service(repository, environment.check(), log, entrance=entrance, traces=wanted.traces) as running:
                 yield Serving(self, running)
 
 
