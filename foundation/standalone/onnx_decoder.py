@@ -162,9 +162,8 @@ class Texts:
         return logits
 
     def _bound_to(self, rows: slice, shape: tuple[int, ...], asked: int) -> _Bound:
-        """Returns the buffers of these texts bound to the graph, and its other inputs: those of the call before if they fit.
-
-        To bind the buffers of 30 layers takes several tenths of a millisecond, and one step after the other has the same.
+        """Returns the buffers of these texts bound to the graph, and its other inputs: those of the call before if they fit,
+        as in one step after the other.
         """
         key = (rows.start, rows.stop, *shape, asked, *self._room)
         if self._bound is not None and self._bound.key == key:
