@@ -76,6 +76,7 @@ def test_every_preset_trains_a_pruned_model(loss: Any, checkpoint: Callable[...,
 
 PARTS = {
     "soft_target": {"soft_target"},
+    "gatekeeper": {"gatekeeper"},
     "cosine": {"cosine"},
     "hidden": {"hidden"},
     "tinybert": {"embedding", "attention", "hidden"},
