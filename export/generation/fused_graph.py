@@ -13,8 +13,9 @@ What MatMulNBits multiplies are the codes of the checkpoint, less their zero poi
     w4a8-block      4   the input rounded to int8, with a scale for every `block` inputs, as many as share a weight scale
     w8a8-dynamic    4   the same; a row of weights has one scale, which is repeated for every block of `BLOCK` inputs
 
-Level 4 holds for the head with int8 rows, too. At level 1 ONNX Runtime has no kernel for codes of 8 bits: it makes all weights float again
-in every call, which is 20 times slower. In w4a16 such a table is therefore kept as two of 4 bits, a code u = c + 128 = 16 h + l:
+Level 4 holds for the head with int8 rows, too. At level 1 products of one row by 4 bits take several times as long
+(AVX2), and ONNX Runtime has no kernel for codes of 8 bits: it makes all weights float again in every call, which is 20 times
+slower. In w4a16 such a table is therefore kept as two of 4 bits, a code u = c + 128 = 16 h + l:
 
     s c = 16 s (h - 8) + s l        h, l in [0, 15]; zero points 8 and 0
 
