@@ -86,6 +86,8 @@ def test_a_student_that_equals_its_teacher_loses_nothing(preset: Any, kind: str,
     teacher = make_model(kind, num_labels=3)
     parts = all_steps(objective_of(PRESETS[preset].losses, make_model(kind, num_labels=3), teacher), make_features(kind))
     for name, value in parts.items():
+        if name == "gatekeeper":  # a copy of the teacher can still become surer
+            continue
         torch.testing.assert_close(value, torch.zeros(3), atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -215,6 +217,7 @@ def test_presets_weigh_their_losses_as_published() -> None:
         "similarity": ([("similarity", 1.0)], 0.0),
         "projected": ([("projected", 1.0)], 0.0),
         "margin_mse": ([("margin_mse", 1.0)], 0.0),
+        "gatekeeper": ([("soft_target", 0.5), ("gatekeeper", 1.0)], 0.0),
         "hard_target": ([], 1.0),
     }
 
