@@ -65,6 +65,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Any]]]:
         def __exit__(self, *_: object) -> None:
             pass
 
+        def ask(self, op: str) -> dict[str, dict[str, str]]:
+            assert op == "reported"
+            return {"reported": {}}
+
         def predict(self, rows: list[Any], batch_size: int, on_rows: Any) -> Any:
             found.append((self.mode, list(rows)))
             prepared = exporter_of[0].preprocessor
