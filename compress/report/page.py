@@ -34,6 +34,7 @@ from compress.report.sections.sparsify import sparsity
 from compress.report.sections.tuned import tuned
 from compress.report.view import View, plain
 from foundation.labels.tasks import TASKS
+from foundation.measure import fastest
 
 SERVED = "served"
 """Name of a table's row for the served model, whichever variant that is."""
@@ -72,6 +73,7 @@ def render(report: Contents) -> str:
         timings=timings.sentence(report),
         served=accuracy.served(report),
         choice=choice(decision),
+        fastest=fastest,
         cascade=cascade(report),
         tuned=tuned(report),
         splits=rows.splits(report),
