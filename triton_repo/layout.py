@@ -26,7 +26,7 @@ from PIL import Image
 
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.document import read
-from foundation.artifacts.exported import Engine, Exported
+from foundation.artifacts.exported import Build, Engine, Exported
 from foundation.artifacts.triton import TritonModel
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
@@ -287,8 +287,19 @@ def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], ch
         entries = [entry for entry in build.engines if entry.engine in order and entry.runnable]
         entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != build.key(entry), order.index(entry.engine)))
         for entry in entries[:1]:
-            model = Served(f"{build.variant}-{build.precision}", build.variant, build.precision, root / build.folder, entry, root)
+            model = served_build(root, build, entry)
             yield from towers_of(model) if entry.towers else [model]
+
+
+def served_build(root: Path, build: Build, entry: Engine) -> Served:
+    """Returns the model that a build is served as in one of its engines.
+
+    Args:
+        root: Folder of the artifact of `export`.
+        build: The build.
+        entry: The engine.
+    """
+    return Served(f"{build.variant}-{build.precision}", build.variant, build.precision, root / build.folder, entry, root)
 
 
 def towers_of(model: Served) -> list[Served]:

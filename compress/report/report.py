@@ -34,6 +34,8 @@ from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
 from foundation.labels import vectors
+from foundation.labels.answer import Answer
+from foundation.labels.tasks import TASKS
 from foundation.labels.vectors import VectorLabels
 from foundation.measure.chance import chance
 from foundation.measure.judged import Judged
@@ -204,7 +206,7 @@ def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[Varian
         drops={one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
         latency=[_with_accuracy(run, row) for row in rows if row.variant == name],
         vectors=_vectors(metric, reference, mine),
-        confidence=_confidence(reference, mine) if name != run.baseline else None,
+        confidence=_confidence(TASKS[run.recipe["model"]["task"]].answer, reference, mine) if name != run.baseline else None,
         parity=build.parity if build else None,
         divided=_divided(run, name),
         answers=answers(run, name),
@@ -239,14 +241,14 @@ def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> d
     return found
 
 
-def _confidence(reference: Evaluation, mine: list[Evaluation]) -> dict[str, Confidence] | None:
+def _confidence(answer: Answer, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Confidence] | None:
     """Judges the margin of a variant in every backend by which rows the baseline in torch answers otherwise; None for other answers."""
     if not reference.labels.ONE_CLASS or reference.logits.shape[1] < 2:
         return None
     found = {}
     for one in mine:
         margins = features(one.logits, "class")[:, NAMES.index("margin")]
-        differs = one.logits.argmax(axis=1) != reference.logits.argmax(axis=1)
+        differs = answer.other_rows(reference.logits, one.logits)
         found[one.backend] = Confidence(
             disagreement=float(differs.mean()), auroc=auroc(margins, differs), aurc=aurc(margins, differs), n=len(differs)
         )

@@ -29,6 +29,11 @@ LARGEST_BET = 0.75
 """Share of the capital that one loss can cost."""
 
 
+def alpha_of(confidence: float) -> float:
+    """Returns the level of a test: one minus the confidence, without the rounding error of the difference."""
+    return round(1 - confidence, 12)
+
+
 def binomial_p(errors: int, n: int, bound: float) -> float:
     """Returns the p-value of "the risk is above the bound" for losses 0 and 1.
 

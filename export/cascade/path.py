@@ -45,7 +45,15 @@ class Seen:
 
     def losses(self, thresholds: Thresholds) -> Array:
         """Returns the loss of each row in the cascade, float64 `[n]`."""
-        return np.choose(self.answering(thresholds), [np.asarray(loss, np.float64) for loss in self.wrong])
+        return self.losses_of(self.answering(thresholds))
+
+    def losses_of(self, answering: Array) -> Array:
+        """Returns the loss of each row, float64 `[n]`.
+
+        Args:
+            answering: Result of `answering`.
+        """
+        return np.choose(answering, [np.asarray(loss, np.float64) for loss in self.wrong])
 
     def answering(self, thresholds: Thresholds) -> Array:
         """Returns the number of the tier that answers each row, from 0, int64 `[n]`."""

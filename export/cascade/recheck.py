@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from export.cascade.certificate import alpha_of
 from export.cascade.path import path
 from export.cascade.stored import load
 from export.cascade.tested import Bounds, Walk, certify_path, escalations
@@ -75,7 +76,7 @@ def _certificate(found: Cascade, folder: Path) -> Iterator[str]:
     if points != [point.thresholds for point in written.points]:
         yield "the path is not the one that follows from the selection rows"
         return
-    alpha = round(1 - float(certificate.confidence), 12)
+    alpha = alpha_of(float(certificate.confidence))
     limit = None if certificate.max_drop is None else float(certificate.max_drop.limit)
     times, bounds = [known.time_ms(point) for point in points], Bounds(float(certificate.bound), alpha, limit)
     tested = certify_path(tested_on, tested_on.seen(scores, costs), points, times, bounds, keys)

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from export.cascade.certificate import alpha_of
 from foundation.artifacts.artifact import Kind
 from foundation.stage.stage import Stage
 
@@ -34,4 +35,4 @@ class CascadeSettings(Stage):
     @property
     def alpha(self) -> float:
         """One minus the confidence."""
-        return round(1 - self.confidence, 12)
+        return alpha_of(self.confidence)

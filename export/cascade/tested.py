@@ -22,7 +22,7 @@ from foundation.standalone.confidence import Score, confidence
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a cascade has to keep."""
+    """The bounds of a certificate."""
 
     disagreement: float
     """Largest share of rows with another answer."""
@@ -34,7 +34,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the original and the tiers answer to some rows."""
+    """The answers of the original and of the tiers to some rows."""
 
     task: Task
     original: Array
@@ -88,10 +88,11 @@ def certify_path(
     dropping = _dropping(answers, seen) if bounds.drop is not None else None
     found, drawn = list[PathPoint](), list[DropBound | None]()
     for thresholds in points:
-        errors, answering = int(seen.losses(thresholds).sum()), seen.answering(thresholds)
+        answering = seen.answering(thresholds)
+        errors = int(seen.losses_of(answering).sum())
         p_value, drop = binomial_p(errors, n, bounds.disagreement), None
         if dropping is not None and bounds.drop is not None:
-            lost = dropping.losses(thresholds)
+            lost = dropping.losses_of(answering)
             other = betting_p(lost[order], bounds.drop, *DROP_RANGE, bounds.alpha)
             drop = DropBound(limit=bounds.drop, drop=float(lost.mean()), p_value=other)
             p_value = max(p_value, other)

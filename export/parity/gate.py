@@ -117,8 +117,8 @@ class Gate:
 
     def _is_clear(self, figures: dict[str, object], expected: Array, answers: Array) -> bool:
         answer = TASKS[self._context.task].answer
-        others = [int(answer.differences(expected[row : row + 1], answers[row : row + 1])[0].sum()) for row in range(len(answers))]
-        return passes_clearly(figures, np.array(others), answer.differences(expected, answers)[1])
+        rows = [answer.differences(expected[row : row + 1], answers[row : row + 1]) for row in range(len(answers))]
+        return passes_clearly(figures, np.array([int(others.sum()) for others, _ in rows]), np.concatenate([apart for _, apart in rows]))
 
     def _by_itself(self, plain: Compared, checkpoint: Checkpoint, own: Array, answers: Array) -> Compared:
         """Judges an engine that rounds tokens by itself and does not agree.

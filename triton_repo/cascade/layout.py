@@ -29,7 +29,7 @@ from foundation.standalone import confidence, e_process
 from triton_repo.cascade import served
 from triton_repo.cascade.settings import Audit
 from triton_repo.config import ModelSettings, Scheduling, model_config, to_text
-from triton_repo.layout import EXPORTED, SHORT, VERSION, Served, settings_of, warm_up_rows, write_version
+from triton_repo.layout import EXPORTED, SHORT, VERSION, Served, served_build, settings_of, warm_up_rows, write_version
 
 NAME, DOCUMENT, WARM_UP = "cascade", "cascade.json", "warm_up"
 FILES = ("__init__.py", "model.py", "tiers.py", "watch.py", "metrics.py")
@@ -72,8 +72,7 @@ def cascade_of(exported: Artifact, document: Cascade) -> ServedCascade:
                 f"the CPU model repository serves {', '.join(served_on('cpu'))}",
                 "run the stage cascade again, or leave out triton_repo",
             )
-        name = f"{build.variant}-{build.precision}"
-        tiers.append(Served(name, build.variant, build.precision, exported.path / build.folder, entry, exported.path))
+        tiers.append(served_build(exported.path, build, entry))
     names = {tier.prepared.labels for tier in tiers}
     if len(names) > 1:
         remedy = "give tiers with the same labels in the same order"
