@@ -1,4 +1,4 @@
-"""What a plan says of a cascade: the mean time of a row, from the share of rows that it expects to go on.
+"""The line of a plan about a cascade: the mean time of a row, from an expected share of rows that go on.
 
     mean = t_1 + s t_2 + s^2 t_3,   s = `EXPECTED_SHARE` at every tier,   t = `CALL_S` + multiply-accumulates of a row / speed of an engine
 

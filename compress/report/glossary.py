@@ -113,8 +113,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "auroc",
             "AUROC",
-            "Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin. 0.5: the "
-            "margin tells nothing; 1: it tells all.",
+            "Take a row that is answered as by the baseline and a row that is answered otherwise. This is the probability that the first "
+            "has the larger margin. 0.5: the margin says nothing about answers; 1: it separates them.",
         ),
         Term(
             "aurc",

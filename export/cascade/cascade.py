@@ -124,7 +124,7 @@ class Cascade(CascadeSettings):
         found = self._document(context, parent, tiers, scores, tested_on, tested, bounds)
         found = found.with_(scores=tuple(areas), times=_times(parent, context, tiers, scores, tested.points[tested.chosen or 0].thresholds))
         write_json(out / document.FILE, found.written())
-        return _told(found, context)
+        return _figures(found, context)
 
     def _require(self, tested: Walk, n: int) -> None:
         """Raises if the most careful point does not pass."""
@@ -236,7 +236,7 @@ def _tier(number: int, one: Candidate, score: Score | None, threshold: float | N
 
 
 def _in_torch(context: Context, rows: Sequence[Row]) -> Array:
-    """Returns what the original predicts in torch, fp32."""
+    """Returns the predictions of the original in torch, fp32."""
     from foundation.machine.device import computing_device
     from foundation.measure.predictions import predict
     from foundation.models.checkpoint import load
@@ -246,7 +246,7 @@ def _in_torch(context: Context, rows: Sequence[Row]) -> Array:
 
 
 def _in_engine(one: Candidate, parent: Artifact, context: Context, rows: Sequence[Row]) -> Array:
-    """Returns what a tier predicts in its engine."""
+    """Returns the predictions of a tier in its engine."""
     from foundation.measure.engine_process import EngineProcess
 
     assert context.engine_job is not None, "a run opens engines"
@@ -277,8 +277,8 @@ def _times(
     return live_mix([one.clock for one in tiers], asked, _lengths(context), answering)
 
 
-def _told(found: document.Cascade, context: Context) -> dict[str, Json]:
-    """Logs what came out; returns the figures for the manifest."""
+def _figures(found: document.Cascade, context: Context) -> dict[str, Json]:
+    """Logs the certificate; returns the figures for the manifest."""
     certificate, tiers = found.certificate, [tier.variant for tier in found.tiers]
     kept = 1 - found.rows_per_tier[-1] / certificate.n
     context.progress.log(

@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.build.variant} in {self.engine.engine} {self.engine.mode}"
 
 

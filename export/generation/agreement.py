@@ -183,6 +183,6 @@ def answer(process: EngineProcess, prompts: Prompts, advance: Callable[[int], No
         prompts: The prompts.
         advance: Called with the number of tokens that came.
     """
-    told = None if advance is None else lambda _, tokens: advance(len(tokens))
-    answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends), told)
+    on_tokens = None if advance is None else lambda _, tokens: advance(len(tokens))
+    answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends), on_tokens)
     return filled([one.tokens[0] for one in answers], prompts.tokens)

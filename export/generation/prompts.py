@@ -155,7 +155,7 @@ def greedy(model: nn.Module, prompts: Prompts, advance: Callable[[int], None] | 
 
 
 def takes_padding(model: PreTrainedModel) -> bool:
-    """Whether what a decoder reads before a prompt, and the attention mask hides, does not change its answer.
+    """Whether tokens before a prompt that the attention mask hides leave the answer of a decoder unchanged.
 
     That takes positions and a mask as inputs, nothing but keys and values to remember, and positions that do not depend on the longest text
     of a batch, as those of LongRoPE and of the dynamic NTK scaling do.
@@ -163,8 +163,8 @@ def takes_padding(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    told = inspect.signature(model.forward).parameters.keys() >= {"attention_mask", "position_ids"}
-    return told and not kinds & LENGTH_DEPENDENT and missing_keys(config, type(model)) is None
+    takes_both = inspect.signature(model.forward).parameters.keys() >= {"attention_mask", "position_ids"}
+    return takes_both and not kinds & LENGTH_DEPENDENT and missing_keys(config, type(model)) is None
 
 
 def _batches(rows: Sequence[Tokens], most_padding: int) -> Iterator[list[int]]:

@@ -100,8 +100,8 @@ class Confidence(Document):
     disagreement: Number | None = None
     """Share of the evaluation rows that the baseline in torch answers otherwise."""
     auroc: Number | None = None
-    """Probability that of two rows, one answered as by the baseline and one otherwise, the first has the larger margin between the two
-    largest logits; null where all rows are answered alike."""
+    """Probability that a row that is answered as by the baseline has a larger margin between the two largest logits than a row that is
+    answered otherwise; null where all rows are answered alike."""
     aurc: Number | None = None
     """Area under the curve of disagreement against coverage; smaller is better."""
     n: int | None = None
