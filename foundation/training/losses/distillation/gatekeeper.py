@@ -49,7 +49,7 @@ class Gatekeeper(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if not setting.facts.answer.form.ONE_CLASS:
+        if setting.facts.answer.CONFIDENCE != "class":
             raise InputError(
                 setting.key, "gatekeeper given", f"the answers of {setting.task} are not one of several classes", "give soft_target"
             )
