@@ -37,13 +37,14 @@ from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
 from foundation.training.finetune import Finetune
+from prune.compact.compact import Compact
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, Cascade, TritonRepo)
-"""All stages in their allowed order; distill, prune and sparsify may come in any order. The order applies along `input`."""
+STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Compact, Quantize, Export, Cascade, TritonRepo)
+"""All stages in their allowed order; distill, prune, sparsify and compact may come in any order. The order applies along `input`."""
 
 
 class Recipe(Config):
@@ -202,7 +203,7 @@ def _check_stages(entries: object) -> tuple[list[Stage], list[Problem]]:
 def _check_order(recipe: Recipe) -> list[Problem]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
-    order[Prune] = order[Sparsify] = order[Distill]  # in any order, and repeatedly
+    order[Prune] = order[Sparsify] = order[Compact] = order[Distill]  # in any order, and repeatedly
     made = lines(recipe.stages)
     ids: set[str] = set()
     for listed, stage in zip((None, *recipe.stages), recipe.stages, strict=False):

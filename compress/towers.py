@@ -15,7 +15,7 @@ from foundation.core.named import one_of
 from foundation.core.target import Target
 from foundation.labels.tasks import Task
 
-ONE_STACK = ("distill", "prune", "sparsify")
+ONE_STACK = ("distill", "prune", "sparsify", "compact")
 SEARCHED = Problem("search", "given", "its candidates are models of one tower", "leave it out")
 
 

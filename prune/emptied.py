@@ -5,7 +5,7 @@
     neurons   all-zero columns of the layer that reads the FFN neurons
     heads     head groups whose columns of the attention output projection are all zero
 
-The stage `prune` can remove neurons and heads that are never read. Not supported: units whose inputs are all zero; experts.
+The stage `compact` removes neurons and heads that are never read. Not supported: units whose inputs are all zero; experts.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy, rows, timings
 from compress.report.sections.cascade import cascade
 from compress.report.sections.choice import choice
+from compress.report.sections.compact import compaction
 from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
 from compress.report.sections.generation import generation
@@ -83,6 +84,7 @@ def render(report: Contents) -> str:
         sizes=_sizes(report, decision),
         pruning=pruning(report),
         sparsity=sparsity(report),
+        compaction=compaction(report),
         generation=generation(report),
         layers=layers(report),
         quantization=quantization(report),

@@ -213,6 +213,7 @@ def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[Varian
         quantization=made.metrics if made.manifest["stage"] == "quantize" else None,
         pruning=made.metrics if made.manifest["stage"] == "prune" else None,
         sparsity=made.metrics if made.manifest["stage"] == "sparsify" else None,
+        compaction=made.metrics if made.manifest["stage"] == "compact" else None,
     )
 
 

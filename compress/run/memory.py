@@ -69,7 +69,7 @@ def memory_of(step: Stage, size: Counts, before: Counts, config: PreTrainedConfi
         return round(base + (SERVER + 2 * weights) * step.serve * (context.target.device == "cpu"))
     if isinstance(step, Buckets):
         return round(base + ENGINE + 4 * weights)
-    if step.NAME in ("prune", "sparsify", "quantize"):
+    if step.NAME in ("prune", "sparsify", "compact", "quantize"):
         return round(base + 3 * weights + 2 * batch)
     return round(base + (weights + batch if isinstance(step, Evaluate) else 2 * weights))
 

@@ -16,7 +16,7 @@ TRAINS = ("finetune", "distill", "prune", "sparsify")
 """Stages that compute in the precision of training."""
 LOOP_S = 0.04
 """Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""
-START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 2.0}
+START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "compact": 2.0, "quantize": 2.0}
 WRITTEN = 3.0
 """How many times longer a product takes for one token of each text of a batch than for whole texts, in torch."""
 ANSWERED = 2.0

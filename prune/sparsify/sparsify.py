@@ -1,8 +1,8 @@
 """The stage `sparsify`: sets weights inside the matrices of the blocks to zero; shapes stay the same (the stage `prune` changes shapes).
 
 No speed-up is claimed: engines multiply zeros like any other number, and files keep their size. The exception is 2:4, for which NVIDIA GPUs
-have kernels from Ampere on; TensorRT uses them if a setting lets it try them and they are faster. A later `prune` can remove neurons and
-heads that are all zero.
+have kernels from Ampere on; TensorRT uses them if a setting lets it try them and they are faster. The stage `compact` removes neurons and
+heads that zeros have disconnected, and every engine is faster by that.
 
     magnitude, wanda, sparsegpt    choose the zeros in one shot                   `prune.sparsify.one_shot`
     movement                       train weights and their scores together        `prune.sparsify.movement`

@@ -309,6 +309,36 @@ class Sparsity(Document):
     """Gain of the pattern in an engine."""
 
 
+class Disconnected(Document):
+    """Units that zeros have disconnected."""
+
+    heads: int = 0
+    """Heads, in groups that share keys and values."""
+    neurons: int = 0
+    """Neurons."""
+
+
+class Compaction(Document):
+    """Figures of the stage `compact`."""
+
+    unread: Disconnected = Disconnected()
+    """Units removed because nothing reads them."""
+    constant: Disconnected = Disconnected()
+    """Units removed because their value is a constant, which is now part of a bias."""
+    before: Sizes = Sizes()
+    """Dimensions before."""
+    after: Sizes = Sizes()
+    """Dimensions after."""
+    zeros: Change = Change()
+    """Share of zeros in the linear layers of the blocks."""
+    parameters: Change = Change()
+    """Parameters of the model."""
+    difference: Number | None = None
+    """Largest absolute difference of an output."""
+    seconds: Number | None = None
+    """Time of the compaction."""
+
+
 class Operation(Document):
     """An operation of a profiled training."""
 

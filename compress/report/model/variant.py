@@ -167,3 +167,5 @@ class Variant(Document):
     """Figures of the stage `prune`: sizes before and after, sensitivity, latency table; null for others."""
     sparsity: Figures | None = None
     """Figures of the stage `sparsify`: zeros of each layer; null for others."""
+    compaction: Figures | None = None
+    """Figures of the stage `compact`: heads and neurons removed, share of zeros, difference of the outputs; null for others."""

@@ -1,0 +1,1 @@
+"""Exact compaction: units that zeros have disconnected are removed, without training."""
