@@ -397,23 +397,6 @@ def publish(
     finish(work, verbose)
 
 
-@app.command("sentence-transformers", epilog="Example: compress sentence-transformers runs/stsb-embedding quantize-int8 vectors")
-def sentence_transformers(
-    folder: RunFolder,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the run, such as quantize-int8.")],
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not exist.")],
-    verbose: Verbose = False,
-) -> None:
-    """Write a text embedding model as a folder that sentence-transformers loads with its ONNX and OpenVINO backends."""
-
-    def work() -> None:
-        from compress.commands.sentence_transformers import write
-
-        typer.echo(str(write(folder, model, out)))
-
-    finish(work, verbose)
-
-
 @app.command()
 def mcp(verbose: Verbose = False) -> None:
     """Serve plan, run, status, stop, report and verify as tools of the Model Context Protocol, on standard input and output."""

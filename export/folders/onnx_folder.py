@@ -5,12 +5,12 @@
     onnx/model_q4.onnx           int4 weights
     onnx/<name>_data             weights of 2 GB and more
     config.json, tokenizer.json, tokenizer_config.json, preprocessor_config.json ...    at the top
-    modules.json, 1_Pooling/     for text embedding models (`export.embedding_folder`)
+    modules.json, 1_Pooling/     for text embedding models (`export.folders.hidden_states`)
 
 The graph is what the engine onnxruntime loaded in the run. Its output `logits` stays, with two exceptions, which these programs name
 otherwise: `start_logits` and `end_logits` [B, S] of a model that finds spans, and `last_hidden_state` [B, 1, D] of an embedding model.
 Integer weights with float activations are written so that a session with default settings multiplies in float
-(`export.embedding_folder.with_float_activations`).
+(`export.folders.hidden_states.with_float_activations`).
 
 Names: ONNX_WEIGHTS_NAME of optimum.onnxruntime.constants and `<name>_data` of its `_cached_file`; DEFAULT_DTYPE_SUFFIX_MAPPING and the
 folder `onnx` of transformers.js; `backend_should_export` of sentence_transformers.backend.
@@ -25,7 +25,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from export.embedding_folder import HIDDEN, as_hidden_states, check_embeds, with_float_activations, write_settings
+from export.folders.hidden_states import HIDDEN, as_hidden_states, check_embeds, with_float_activations, write_settings
 from export.folders.source import PICTURE, PLACE, TEXT, Snippet, Source, Written, fit_to_graph, reading
 from export.settings_files import copy_settings
 from foundation.artifacts.graph import Graph

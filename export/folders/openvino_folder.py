@@ -2,7 +2,7 @@
 
     openvino_model.xml, openvino_model.bin     the network of the engine
     config.json, tokenizer.json, tokenizer_config.json, preprocessor_config.json ...
-    modules.json, 1_Pooling/                   for text embedding models (`export.embedding_folder`)
+    modules.json, 1_Pooling/                   for text embedding models (`export.folders.hidden_states`)
 
 The network is what the engine openvino loaded in the run, with the outputs of `export.folders.onnx_folder`. A decoder with the engine
 openvino_genai has its folder already: it is copied, with the graphs of the tokenizer.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from export.embedding_folder import HIDDEN, check_embeds, with_results, write_network, write_settings
+from export.folders.hidden_states import HIDDEN, check_embeds, with_results, write_network, write_settings
 from export.folders.onnx_folder import LOGITS, SPANS, optimum, sentence_transformers
 from export.folders.source import PLACE, Built, Snippet, Source, Written, fit_to_graph, reading
 from export.settings_files import copy_settings

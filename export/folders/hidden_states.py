@@ -1,9 +1,4 @@
-"""A folder that sentence-transformers loads with its ONNX and OpenVINO backends, and that computes what our engines compute.
-
-    onnx/model.onnx                      the graph of the engine onnxruntime, int8 where the build is
-    openvino/openvino_model.xml, .bin    the graph of the engine openvino
-    modules.json, 1_Pooling              Transformer, then Pooling with the mode cls
-    config.json, tokenizer, prompts      the checkpoint's own; no float weights
+"""Vectors of texts as hidden states of tokens: what the ONNX and OpenVINO backends of sentence-transformers read, for two formats.
 
 Our graphs answer with vectors v [B, D]: pooling, `dimensions` and the length 1 are inside. sentence-transformers expects hidden states of
 tokens and pools them itself, so that the output here is `last_hidden_state` [B, 1, D], one "token" that is the vector, and pooling takes
@@ -14,67 +9,29 @@ session with the default settings fuses DequantizeLinear and MatMul or Gemm into
 to int8: 0.5 to 1 % of the largest value of a product. ONNX Runtime 1.31 does so where the axis is written as 0 or 1. Here it is written as
 -2 or -1, which means the same and is not fused. The network of OpenVINO has its setting inside.
 
-Its OpenVINO backend computes the float part in bf16 where the processor has it, unless `ov_config` gives INFERENCE_PRECISION_HINT: f32.
-
-Left out: its torch backend, which a checkpoint itself is for; engines other than these two.
+Left out: the torch backend of sentence-transformers, which weights are for.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, helper
 
-from export.settings_files import TOKENIZER, copy_settings
+from export.settings_files import copy_settings
 from foundation.artifacts.artifact import write_json
-from foundation.artifacts.graph import Graph
-from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
-from foundation.models.inputs.tokenizer_file import NEW_CLASS, OLD_CLASS
 
 if TYPE_CHECKING:
     import openvino
 
 HIDDEN = "last_hidden_state"
-"""Files that both backends read."""
-ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
-"""Endings of the files of the two engines."""
-EXPORTED = "export.json"
-
-
-def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
-    """Writes the folder.
-
-    Args:
-        checkpoint: The checkpoint that was built: `stages/<variant>-...` of a run.
-        build: Its folder in the export: `stages/export-.../<variant>-<precision>`.
-        out: A folder that does not exist.
-
-    Returns:
-        `out`.
-
-    Raises:
-        InputError: The checkpoint is of another task, the build has neither engine, or `out` exists.
-    """
-    if out.exists():
-        raise InputError(f"{out}", "exists", remedy="give a folder that does not")
-    check_embeds(checkpoint)
-    files = _engine_files(build)
-    out.mkdir(parents=True)
-    write_settings(checkpoint, out)
-    if ONNX in files:
-        from export.graph.onnx import save
-
-        save(as_hidden_states(with_float_activations(Graph(files[ONNX]).load())), out / "onnx" / "model.onnx")
-    if NETWORK in files:
-        write_network(files[NETWORK], out / "openvino/openvino_model.xml")
-    return out
+"""The output that both backends read."""
 
 
 def check_embeds(checkpoint: Checkpoint) -> None:
@@ -94,28 +51,9 @@ def check_embeds(checkpoint: Checkpoint) -> None:
         raise InputError(f"{checkpoint.folder}", f"no {missing[0]}", f"{stock}")
 
 
-def _engine_files(build: Path) -> dict[str, Path]:
-    """Returns the file of each of the two engines that runs, by its ending: .onnx or .xml."""
-    told = build.parent / EXPORTED
-    if not told.is_file():
-        raise InputError(f"{build.parent}", f"no {EXPORTED}", remedy="give a folder of a build below stages/export-... of a run")
-    builds = {entry["folder"]: entry for entry in json.loads(told.read_text(encoding="utf-8"))["builds"]}
-    if build.name not in builds:
-        raise InputError(f"{build}", "no such build", f"{', '.join(builds)} are there")
-    engines = [entry for entry in builds[build.name]["engines"] if entry["runnable"] and entry["file"] is not None]
-    found = {Path(entry["file"]).suffix: build.parent / entry["file"] for entry in reversed(engines)}
-    found = {ending: file for ending, file in found.items() if ending in ENDINGS}
-    if not found:
-        raise InputError(f"{build}", "neither onnxruntime nor openvino runs it", remedy="name one in target.engines")
-    return found
-
-
 def write_settings(checkpoint: Checkpoint, out: Path) -> None:
-    """Writes config, tokenizer, prompts, and the modules Transformer and Pooling with the mode cls to an existing folder."""
+    """Writes config, tokenizer and prompts of a checkpoint, and the modules Transformer and Pooling with the mode cls, to a folder."""
     copy_settings(checkpoint.folder, out)
-    settings = read_json(out / TOKENIZER, "checkpoint") if (out / TOKENIZER).is_file() else {}
-    if settings.get("tokenizer_class") == NEW_CLASS:
-        write_json(out / TOKENIZER, {**settings, "tokenizer_class": OLD_CLASS})
     modules = [("", "Transformer"), (POOLING, "Pooling")]
     write_json(
         out / MODULES,

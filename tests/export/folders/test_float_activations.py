@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
-from export.embedding_folder import as_hidden_states, with_float_activations, write_network
 from export.engines.onnxruntime import properties
 from export.engines.openvino import GROUP, convert
+from export.folders.hidden_states import as_hidden_states, with_float_activations, write_network
 from export.graph.onnx import save
 from foundation.standalone.onnx_decoder import session_options
 
