@@ -3,7 +3,6 @@
 import shutil
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from export.graph import small_terms
 from export.graph.onnx import _without_masks, export_float
 from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
@@ -45,9 +45,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((model, example, settings))
         made = numpy_helper.from_array((model.first.weight @ model.second.weight).detach().numpy(), "made")
         output = helper.make_tensor_value_info(f"y{len(asked)}", TensorProto.FLOAT, [1])
-        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "made", [], [output], [made])))
+        return helper.make_model(helper.make_graph([], "made", [], [output], [made]))
 
-    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setattr(small_terms, "traced", export)
     return asked
 
 
@@ -55,7 +55,7 @@ def test_a_graph_is_traced_anew_where_anything_differs(tmp_path: Path, traced: l
     ones, twos = (torch.full((2, 3), value) for value in (1.0, 2.0))
 
     def exported(model: nn.Module, example: torch.Tensor = ones, **settings: Any) -> str:
-        name: str = torch.onnx.export(model, (example,), **settings).model_proto.graph.output[0].name  # type: ignore[arg-type,union-attr]
+        name: str = small_terms.traced(model, (example,), **settings).graph.output[0].name
         return name
 
     different = [
@@ -87,7 +87,7 @@ def test_dropout_is_read_in_training_alone(tmp_path: Path, traced: list[Any]) ->
         for mode, share in product((False, True), (0.1, 0.3)):
             model = Model(hidden_dropout_prob=share)
             model.inner = nn.Dropout(share)
-            torch.onnx.export(model.train(mode), (torch.ones(1),))
+            small_terms.traced(model.train(mode), (torch.ones(1),))
     assert [(model.training, model.inner.p) for model, *_ in traced] == [(False, 0.1), (True, 0.1), (True, 0.3)]
 
 
@@ -97,7 +97,7 @@ def test_weights_that_are_not_apart_have_to_be_equal(tmp_path: Path, monkeypatch
     def export(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
         asked.append(model)
         held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model.named_parameters()]
-        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "held", [], [], held)))
+        return helper.make_model(helper.make_graph([], "held", [], [], held))
 
     def drawn_with(seed: int, bias: float) -> nn.Module:
         model = Model()
@@ -106,22 +106,22 @@ def test_weights_that_are_not_apart_have_to_be_equal(tmp_path: Path, monkeypatch
             nn.init.normal_(value) if value.ndim == 2 else nn.init.constant_(value, bias)
         return model
 
-    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setattr(small_terms, "traced", export)
     models = [drawn_with(1, 0.0), drawn_with(2, 0.0), drawn_with(2, 1.0)]
     with traced_once(tmp_path):
-        graphs: list[Any] = [torch.onnx.export(model, (torch.ones(1),)) for model in models]
+        graphs: list[Any] = [small_terms.traced(model, (torch.ones(1),)) for model in models]
     assert asked == [models[0], models[2]]
     for model, made in zip(models, graphs, strict=True):
-        held = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.model_proto.graph.initializer}
+        held = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
         assert all((held[name] == value.detach().numpy()).all() for name, value in model.named_parameters())
 
 
 def test_what_the_tests_share_is_left_as_it_was(tmp_path: Path, traced: list[Any]) -> None:
     with traced_once(tmp_path):
-        first: Any = torch.onnx.export(Model(), (torch.ones(1),))
-        first.model_proto.graph.output[0].name = "changed"
-        again: Any = torch.onnx.export(Model(), (torch.ones(1),))
-    assert again.model_proto.graph.output[0].name == "y1"
+        first: Any = small_terms.traced(Model(), (torch.ones(1),))
+        first.graph.output[0].name = "changed"
+        again: Any = small_terms.traced(Model(), (torch.ones(1),))
+    assert again.graph.output[0].name == "y1"
     assert "eager" in ALL_MASK_ATTENTION_FUNCTIONS
 
 

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +30,8 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
+
+from export.graph import small_terms
 
 SIMPLE = (bool, int, float, str, tuple, list, type(None))
 LARGEST = 16_000_000
@@ -47,10 +48,10 @@ DROPOUT = re.compile(r"^p$|dropout|_pdrop$|layerdrop$")
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
     """As long as it lasts, the graph of a model whose like was traced is read from a folder, which processes may share."""
-    export = torch.onnx.export
+    export = small_terms.traced
 
     @functools.wraps(export)
-    def export_once(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
+    def export_once(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> onnx.ModelProto:
         if sum(weight.numel() for weight in model.parameters()) > LARGEST:
             return export(model, example, **settings)
         weights = weights_of(model)
@@ -61,22 +62,22 @@ def traced_once(folder: Path) -> Iterator[None]:
         for known in (file, alike):
             if known.is_file():
                 graph, places = pickle.loads(known.read_bytes())
-                return SimpleNamespace(model_proto=with_weights(onnx.load_from_string(graph), places, weights))
-        program: Any = export(model, example, **settings)
-        graph, places = program.model_proto.SerializeToString(), places_of(program.model_proto, model, apart)
+                return with_weights(onnx.load_from_string(graph), places, weights)
+        traced = export(model, example, **settings)
+        graph, places = traced.SerializeToString(), places_of(traced, model, apart)
         _write(file, (graph, {}))
         if places is not None:
             _write(alike, (graph, places))
-        return SimpleNamespace(model_proto=program.model_proto)
+        return traced
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, "export", export_once)
+        patch.setattr(small_terms, "traced", export_once)
         yield
 
 
 def really(patch: pytest.MonkeyPatch) -> None:
     """Lets one test trace what it exports, whatever was traced before."""
-    patch.setattr(torch.onnx, "export", torch.onnx.export.__wrapped__)  # type: ignore[attr-defined]
+    patch.setattr(small_terms, "traced", small_terms.traced.__wrapped__)  # type: ignore[attr-defined]
 
 
 def weights_of(model: nn.Module) -> dict[str, np.ndarray]:

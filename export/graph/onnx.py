@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.fx import config as tracing
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from export.graph import small_terms
 from export.graph.dropped_tokens import select_early
 from export.graph.experts import make_exportable
 from export.graph.grids import put_on_grids
@@ -294,15 +295,13 @@ def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ..
     dynamic = dict.fromkeys(range(len(axes)), torch.export.Dim.DYNAMIC)
     try:
         with _without_stack_traces():
-            program = torch.onnx.export(
+            return small_terms.traced(
                 wrapper,
                 example,
-                dynamo=True,
                 dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
                 input_names=list(names),
                 output_names=["logits"],
                 opset_version=OPSET,
-                verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
         kind = wrapper.model.config.model_type  # type: ignore[union-attr]
@@ -310,9 +309,6 @@ def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ..
         raise InputError(
             "export", f"this {kind} cannot be traced into ONNX ({reason})", remedy="give another model, or leave out export"
         ) from error
-    assert program is not None
-    model: onnx.ModelProto = program.model_proto
-    return model
 
 
 @contextmanager
