@@ -44,6 +44,7 @@ def hurry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(latency, "MAX_SAMPLES", 3)
     patch.setattr(latency, "BLOCKS", (race.Block(3, 3, 0.0),) * latency.TURNS)
     patch.setattr(latency, "MAX_TURNS", latency.TURNS)
+    patch.setattr(latency, "SHORT_TURNS", latency.TURNS)
     patch.setattr(generation, "TURNS", 1)
     patch.setattr(generation, "MIN_FOR_P99", 1)
     patch.setattr(generation, "STREAMS", (1,))

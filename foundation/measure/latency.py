@@ -10,7 +10,9 @@ A machine that does something else too is watched. Where the system allows it, t
 (`foundation.machine.priority`). Disturbed samples (`foundation.measure.samples`) are taken again, until a block has as
 many undisturbed ones as it needs, or twice as many in all. A block in which time was stolen or throttled, or the machine was slow
 (`foundation.machine.load`), is taken again as a whole, `REPEATED` of all blocks at most. While the interval of a median is wider than
-`WIDE`, a shape gets more turns, up to `MAX_TURNS`. A figure whose noise stays is marked `busy`.
+`WIDE`, a shape gets more turns, up to `MAX_TURNS`. Calls of a fraction of a millisecond get more of them, up to `SHORT_TURNS`, until the
+interval is narrower than `NARROW`: their turns last as long as a phase of the machine does, and differ by a half where the medians of many
+turns repeat. A figure whose noise stays is marked `busy`.
 
 Without a race each engine and shape gets at least 30 samples, then more up to 200 samples or 3 s. With one (`foundation.measure.race`) the
 first turn is short, and engines that cannot win any more leave after it.
@@ -41,6 +43,8 @@ MIN_SAMPLES, MAX_SAMPLES = 30, 200
 MAX_SECONDS = 3.0
 WIDE = 0.1
 """Half-width of the 95 % interval of a median, relative, above which a shape gets another turn."""
+SHORT_TURNS, SHORT_SECONDS, NARROW = 30, 1.5, 0.03
+"""The same for an engine whose samples at a shape took less than `SHORT_SECONDS` together."""
 REPEATED = 0.25
 Shape = tuple[int, int | None]
 
@@ -74,7 +78,7 @@ def measure(
                 for shape in shapes:
                     for turn in range(TURNS):
                         table.turn(shape, turn, live, None)
-        with progress.bar("latency: noisy shapes", len(shapes) * (MAX_TURNS - TURNS)) as table.advance:
+        with progress.bar("latency: noisy shapes", len(shapes) * (SHORT_TURNS - TURNS)) as table.advance:
             for shape in shapes:
                 table.more_turns(shape, live)
     return [
@@ -139,16 +143,21 @@ class Table:
     def more_turns(self, shape: Shape, live: Sequence[int]) -> None:
         """Lets engines take further turns at a shape while their intervals are wide, with those that they are compared with: the first one,
         which is the reference, and the fastest."""
-        for turn in range(TURNS, MAX_TURNS):
+        for turn in range(TURNS, SHORT_TURNS):
             cells = {index: self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live}
-            # more turns do not mend what is estimated
-            wide = {index for index, cell in cells.items() if cell.half > WIDE and not (cell.busy and cell.estimated)}
+            wide = {index for index, cell in cells.items() if self._is_wide(index, shape, turn, cell)}
             if not wide:
-                self.advance(MAX_TURNS - turn)
+                self.advance(SHORT_TURNS - turn)
                 return
             fastest = min(cells, key=lambda index: cells[index].p50)
             self.turn(shape, turn, sorted(wide | {live[0], fastest}), BLOCKS[-1])
             self.advance(1)
+
+    def _is_wide(self, index: int, shape: Shape, turn: int, cell: Figures) -> bool:
+        """Whether an engine is to take a further turn; more turns do not mend what is estimated."""
+        if cell.busy and cell.estimated:
+            return False
+        return (cell.half > WIDE and turn < MAX_TURNS) or (cell.half > NARROW and self.cells[index, shape].seconds < SHORT_SECONDS)
 
     def elsewhere(self, index: int) -> float | None:
         """Returns the `parallelism` of an engine at all shapes."""
@@ -169,12 +178,16 @@ class Cell:
         self.placement: dict[str, str] = {}
         self.came_first = False
 
+    @property
+    def seconds(self) -> float:
+        """Time that all samples took, seconds."""
+        return sum(float(turn.wall.sum()) for turn in self.turns if turn is not None) / 1e3
+
     def share(self, turns_left: int) -> Block:
         """Returns this turn's share of the missing samples."""
-        walls = [turn.wall for turn in self.turns if turn is not None]
-        count, seconds = sum(map(len, walls)), sum(float(wall.sum()) for wall in walls) / 1e3
+        count = sum(len(turn.wall) for turn in self.turns if turn is not None)
         least, most = (max(1, ceil((limit - count) / turns_left)) for limit in (MIN_SAMPLES, MAX_SAMPLES))
-        return Block(least, most, max(0.0, MAX_SECONDS - seconds) / turns_left)
+        return Block(least, most, max(0.0, MAX_SECONDS - self.seconds) / turns_left)
 
     def ask(self, process: EngineProcess, shape: Shape, block: Block) -> Turn:
         """Lets the engine take a block of samples."""

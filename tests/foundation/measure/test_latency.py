@@ -9,7 +9,7 @@ import pytest
 
 from foundation.machine.load import Watch
 from foundation.measure.engine_process import EngineError
-from foundation.measure.latency import MAX_SAMPLES, MAX_TURNS, MIN_SAMPLES, REPEATED, TURNS, Cell, measure
+from foundation.measure.latency import MAX_SAMPLES, MAX_TURNS, MIN_SAMPLES, REPEATED, SHORT_SECONDS, SHORT_TURNS, TURNS, Cell, measure
 from foundation.measure.samples import Turn
 from tests.foundation.scripted_engine import Scripted
 from tests.told import Told
@@ -38,7 +38,7 @@ def test_engines_take_turns_at_every_shape(tmp_path: Path, told: Told) -> None:
     assert [(job, row.engine, row.batch, row.sequence) for job, row in rows] == [
         (index, name, *shape) for index, name in enumerate("ab") for shape in shapes
     ]
-    assert told.advanced == len(order) + len(shapes) * (MAX_TURNS - TURNS), "both bars reach their ends"
+    assert told.advanced == len(order) + len(shapes) * (SHORT_TURNS - TURNS), "both bars reach their ends"
 
 
 @pytest.mark.parametrize(("milliseconds", "count"), [(0.5, MAX_SAMPLES), (14.9, MAX_SAMPLES), (50.0, 60), (1000.0, MIN_SAMPLES)])
@@ -97,7 +97,7 @@ def test_only_wide_intervals_and_what_they_are_compared_with_take_more_turns(
 
     def ask(self: Cell, process: Any, *given: object) -> Turn:
         asked_of.append(process.job.name)
-        return Turn(np.full(9, next(medians[process.job.name])))
+        return Turn(np.full(900, next(medians[process.job.name])))
 
     monkeypatch.setattr(Cell, "ask", ask)
     rows = measure([Scripted(name, log) for name in medians], [(1, 8)], told, watch=Still())
@@ -108,8 +108,25 @@ def test_only_wide_intervals_and_what_they_are_compared_with_take_more_turns(
 
 def test_a_wide_interval_takes_more_turns(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     medians = iter([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
-    monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(9, next(medians))))
+    monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(900, next(medians))))
     ((_, row),) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
     assert len(row.turns_ms) == MAX_TURNS
     assert row.busy is True
     assert row.interval_ms[0] < row.p50_ms < row.interval_ms[1]
+
+
+@pytest.mark.parametrize(("spread", "expected"), [(0.0, TURNS), (0.02, TURNS), (0.5, SHORT_TURNS)])
+def test_short_calls_take_turns_until_their_interval_is_narrow(
+    spread: float, expected: int, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medians = itertools.cycle([0.1, 0.1 * (1 + spread)])
+    monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(9, next(medians))))
+    ((_, row),) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
+    assert len(row.turns_ms) == expected
+
+
+def test_short_calls_end_when_they_have_taken_their_time(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    medians = itertools.cycle([1.0, 1.2])
+    monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(200, next(medians))))
+    ((_, row),) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
+    assert sum(200 * one / 1e3 for one in row.turns_ms[:-1] if one) < SHORT_SECONDS <= sum(200 * one / 1e3 for one in row.turns_ms if one)
