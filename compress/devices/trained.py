@@ -3,8 +3,8 @@
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
                  whole model the best weights are in host memory.
     gradients    4 bytes for each trained weight: all weights, or the weights of adapters (`lora`) and of the head
-    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
-                 column of a matrix
+    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 4 with LARS, 2 with moments of 8 bits; Adafactor: 4 for each
+                 row and column of a matrix
     activations  the most that a step on the rows of a device holds besides these: what autograd keeps, what the loss makes of the logits
                  (and of a teacher's), and what functions hold for a moment. Counted, not estimated (`compress.devices.activations`): the
                  model of the config trains on tensors without memory, with its int8 layers or adapters and activation checkpointing. An

@@ -39,7 +39,7 @@ ENGINE = 250_000_000
 """Bytes of an engine process without its weights."""
 SERVER = 400_000_000
 """Bytes of the server and a model process without its weights."""
-MOMENTS = {"adamw": 2.0, "adamw8bit": 0.5, "adafactor": 0.1, "lamb": 2.0}
+MOMENTS = {"adamw": 2.0, "adamw8bit": 0.5, "adafactor": 0.1, "lamb": 2.0, "lars": 1.0}
 """Numbers of the optimizer for each weight."""
 
 

@@ -1,8 +1,9 @@
 """Traces a model and optimizes its graph, and keeps the small terms that guard divisions and logarithms.
 
-The optimizer of `torch.onnx.export` (onnxscript 0.7.2) removes `x + c` where c is at most 1e-8, and `x * c` where c is 1 to five digits: it
-takes them for 0 and 1. `log(p + 1e-9)` of a probability of 0 is then minus infinity, and a row of zeros divided by its length + 1e-8 is NaN.
-Its patterns match scalars alone. So such a constant becomes a vector of one element first, with which every tensor gives the same numbers.
+The optimizer of `torch.onnx.export` (onnxscript 0.7.2) removes `x + c` where c is at most 1e-8, and `x * c` where c is 1 to five digits.
+It takes them for 0 and 1. `log(p + 1e-9)` of a probability of 0 is then minus infinity, and a row of zeros divided by its length + 1e-8
+is NaN. Its patterns match scalars alone. So such a constant becomes a vector of one element first, with which every tensor gives the same
+numbers.
 
 Left as it is: a term of a tensor of rank 0 or of an unknown rank, which a vector could give another rank.
 """

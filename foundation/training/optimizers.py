@@ -10,17 +10,26 @@
         m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
         u = r + decay * w,        w <- w - lr * (|w| / |u|) * u                       the factor is 1 where |w| or |u| is 0
 
-The rule of that paper for `lamb`: with a batch k times as large, take the learning rate times sqrt(k), and k times the share of steps for
-`warmup`. Biases and norms are neither decayed nor scaled, as in the authors' code: a bias starts at 0, and a step in proportion to it would
-leave it there. The clipping of |w| that the paper allows is left out, as the authors do.
+    lars       You, Gitman & Ginsburg 2017, https://arxiv.org/abs/1708.03888: momentum SGD whose gradient is made as long as the
+               weight matrix
 
-A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb are norms of whole
-weights.
+        u = (|w| / (|g| + decay |w|)) * (g + decay * w)                               the factor is 1 where |w| or |g| is 0
+        v <- 0.9 v + lr * u,   w <- w - v
+
+The rule of that paper for `lars`: with a batch k times as large take k times the learning rate, and a longer warm-up. Its trust coefficient
+(0.001 for lr of 0.1 and more) is part of lr here, so that lr is the length of a step relative to the weight, as it is for `lamb`.
+
+The rule of the other paper for `lamb`: with a batch k times as large, take the learning rate times sqrt(k), and k times the share of steps
+for `warmup`. Biases and norms are neither decayed nor scaled by either, as in the authors' code: a bias starts at 0, and a step in
+proportion to it would leave it there. The clipping of |w| that the paper allows is left out, as the authors do.
+
+A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb and lars are norms of
+whole weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +44,7 @@ from foundation.training.state import Entry
 
 BETAS = 0.9, 0.999
 EPS = 1e-6
+MOMENTUM = 0.9
 
 
 class Lamb(EachWeight):
@@ -59,9 +69,41 @@ class Lamb(EachWeight):
         update = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + group["eps"]) + group["weight_decay"] * weight
         rate = group["lr"]
         if group["scaled"]:
-            whole, step = (float(full(torch.linalg.vector_norm(each))) for each in (weight, update))
+            whole, step = norms(weight, update)
             rate *= whole / step if whole > 0 and step > 0 else 1.0
         weight.sub_(update, alpha=rate)
+
+
+class Lars(EachWeight):
+    """LARS, see the top of this file.
+
+    Args:
+        groups: Parameter groups with `weight_decay`; those without decay are not scaled either.
+        lr: Learning rate, times the trust coefficient of the paper.
+    """
+
+    def __init__(self, groups: Iterable[Group], lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": MOMENTUM, "weight_decay": 0.0, "scaled": True})
+
+    def _change(self, weight: Tensor, gradient: Tensor, group: Group) -> None:
+        state, decay = self.state[weight], group["weight_decay"]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        rate = group["lr"]
+        if group["scaled"]:
+            whole, slope = norms(weight, gradient)
+            rate *= whole / (slope + decay * whole) if whole > 0 and slope > 0 else 1.0
+        update = gradient + decay * weight
+        weight.sub_(state["momentum_buffer"].mul_(group["momentum"]).add_(update, alpha=rate))
+
+
+def norms(*tensors: Tensor) -> tuple[float, ...]:
+    """Returns the Euclidean norms of whole tensors, of which a process may hold a share."""
+    return tuple(float(full(torch.linalg.vector_norm(each))) for each in tensors)
+
+
+SCALED: Mapping[OptimizerName, type[Lamb | Lars]] = {"lamb": Lamb, "lars": Lars}
+"""The optimizers whose steps are in proportion to the weights."""
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[Group]:
@@ -84,8 +126,10 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
         return torch.optim.Adafactor(groups, lr=learning_rate)
     if settings.name == "adamw8bit":
         return AdamW8bit(groups, learning_rate)
-    if settings.name == "lamb":
-        return Lamb([{**group, "scaled": all(weight.ndim > 1 for weight in group["params"])} for group in groups], learning_rate)
+    if settings.name in SCALED:
+        return SCALED[settings.name](
+            [{**group, "scaled": all(weight.ndim > 1 for weight in group["params"])} for group in groups], learning_rate
+        )
     # the fused step is there on CPUs, CUDA and all else that we train on
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
@@ -103,7 +147,7 @@ def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
         raise InputError(
             f"{key}.optimizer",
             f"adafactor given with parallel: {{{team.settings}}}, which divides the rows that it takes means over",
-            remedy="give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}",
+            remedy="give adamw, adamw8bit, lamb or lars, or parallel: {strategy: ddp}",
         )
 
 
@@ -117,6 +161,6 @@ def moment_bytes(name: OptimizerName, parameters: Iterable[Tensor]) -> int:
     if name == "adamw8bit":
         return sum(bytes_of(parameter.numel()) for parameter in parameters)
     if name != "adafactor":
-        return 8 * sum(parameter.numel() for parameter in parameters)
+        return (4 if name == "lars" else 8) * sum(parameter.numel() for parameter in parameters)
     sizes = ((parameter.shape, parameter.numel()) for parameter in parameters)
     return 4 * sum(number // shape[-1] + number // shape[-2] if len(shape) > 1 else number for shape, number in sizes)

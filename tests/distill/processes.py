@@ -108,6 +108,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "order": ("ordered", Finetune(**{**STEADY, "batch_size": 8}, micro_batch_size=2)),  # type: ignore[arg-type]
     "adafactor": ("still", Finetune(**STEADY, optimizer={"name": "adafactor"})),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
+    "lars": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lars"})),  # type: ignore[arg-type]
     "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
     **{
@@ -191,7 +192,7 @@ PLANS: Mapping[str, Plans] = {
         "fsdp2": (SHARDED, ("dropout", "answers", "zeros", "inside", "order", *PRUNED, *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("dropout", "inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("dropout", "inside")),
-        "lamb": (SHARDED, ("lamb",)),
+        "lamb": (SHARDED, ("lamb", "lars")),
         "tensor": (
             SHARED,
             (

@@ -311,7 +311,7 @@ def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
     assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8] + [1] * 7
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb", "lars"])
 def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
     task, config = KINDS["vit"]
     model = auto_class(task, config).from_config(with_class(copy.deepcopy(config), task))

@@ -15,13 +15,13 @@ from foundation.labels.classes import ClassIds
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import Optimizer, OptimizerName
 from foundation.training.finetune import Finetune
-from foundation.training.optimizers import Lamb, check_optimizer, optimizer_of
+from foundation.training.optimizers import Lamb, Lars, check_optimizer, optimizer_of
 from prune.choices import Recover
 from quantize.choices import Qat
 from tests.foundation.training.test_train import learns_and_continues
 from tests.problems import raises_problem
 
-NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb")
+NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb", "lars")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,50 @@ def test_a_step_of_lamb_is_as_long_as_the_weight() -> None:
     assert float((weight.detach() - before).norm()) == pytest.approx(0.01 * float(before.norm()), rel=1e-4)
 
 
-def test_lamb_scales_matrices_alone() -> None:
+def lars_by_hand(weights: list[list[float]], gradients: list[list[list[float]]], rate: float, decay: float, scaled: bool) -> list[float]:
+    """Algorithm 1 of You, Gitman & Ginsburg 2017 with numbers one at a time and a trust coefficient of 1: the weights after all steps."""
+    w = [value for row in weights for value in row]
+    v = [0.0] * len(w)
+    for gradient in gradients:
+        g = [value for row in gradient for value in row]
+        norm_w, norm_g = (math.sqrt(sum(value**2 for value in each)) for each in (w, g))
+        local = norm_w / (norm_g + decay * norm_w) if scaled and norm_w and norm_g else 1.0
+        for i in range(len(w)):
+            v[i] = 0.9 * v[i] + rate * local * (g[i] + decay * w[i])
+        w = [value - change for value, change in zip(w, v, strict=True)]
+    return w
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("start", [1.0, 0.0])
+def test_lars_is_algorithm_1(scaled: bool, start: float) -> None:
+    weight = nn.Parameter(start * torch.randn(3, 4, dtype=torch.float64))
+    before, gradients = weight.tolist(), torch.randn(5, 3, 4, dtype=torch.float64)
+    gradients[2] = 0  # a batch without a gradient moves by its momentum
+    optimizer = Lars([{"params": [weight], "weight_decay": 0.1, "scaled": scaled}], 0.02)
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizer.step()
+    expected = lars_by_hand(before, gradients.tolist(), 0.02, 0.1, scaled)
+    torch.testing.assert_close(weight.detach().flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("times", [1e-4, 1e4])
+def test_the_size_of_a_gradient_does_not_matter_to_lars(times: float) -> None:
+    start, gradient = torch.randn(6, 5), torch.randn(6, 5)
+    weights = [nn.Parameter(start.clone()) for _ in range(2)]
+    for weight, given in zip(weights, (gradient, times * gradient), strict=True):
+        optimizer = Lars([{"params": [weight], "weight_decay": 0.0}], 0.01)
+        weight.grad = given
+        optimizer.step()
+    torch.testing.assert_close(*weights)
+    assert float((weights[0] - start).norm()) == pytest.approx(0.01 * float(start.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_matrices_alone_are_scaled(name: OptimizerName) -> None:
     layer = nn.Linear(3, 3)
-    optimizer = optimizer_of(Optimizer(name="lamb"), layer, 0.1, 0.1)
+    optimizer = optimizer_of(Optimizer(name=name), layer, 0.1, 0.1)
     found = {id(weight): (group["scaled"], group["weight_decay"]) for group in optimizer.param_groups for weight in group["params"]}
     assert found == {id(layer.weight): (True, 0.1), id(layer.bias): (False, 0.0)}
 
@@ -113,7 +154,7 @@ def test_adafactor_is_refused_where_rows_are_divided() -> None:
     check_optimizer(Optimizer(name="lamb"), Team(0, 2, "fsdp2"), "stages.finetune")
     check_optimizer(Optimizer(name="adafactor"), ALONE, "stages.finetune")
     divides = "parallel: {strategy: fsdp2}, which divides the rows"
-    with raises_problem("stages.finetune.optimizer", "adafactor", divides, "give adamw, adamw8bit or lamb,"):
+    with raises_problem("stages.finetune.optimizer", "adafactor", divides, "give adamw, adamw8bit, lamb or lars,"):
         check_optimizer(Optimizer(name="adafactor"), Team(0, 2, "fsdp2"), "stages.finetune")
 
 
