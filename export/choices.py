@@ -21,6 +21,9 @@ class Generation(Config):
     """Precision of the cache of keys and values. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of
     fp32; int8: a quarter. Less than float changes answers: the engine is checked against torch with float, and the report shows the
     cost."""
+    batch_invariant: bool = False
+    """Whether an answer has to be the same alone and in company, to the last bit: with any number of others, which come and go, and in the
+    server. For onnxruntime_decoder, which then reads each prompt by itself and steps an even number of rows."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Number of prompts: the starts of evaluation blocks, the sources of evaluation pairs, or questions."""
     questions: Annotated[str, Field(min_length=1)] | None = None
@@ -49,6 +52,7 @@ class Generation(Config):
     def _without_unset(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
         left_out = {"draft", "draft_tokens"} if self.draft is None else set()
+        left_out |= set() if self.batch_invariant else {"batch_invariant"}
         left_out |= {"prompt_lookup"} if self.prompt_lookup is None else set()
         left_out |= {"questions"} if self.questions is None else set()
         return {key: value for key, value in whole(self).items() if key not in left_out}

@@ -115,6 +115,8 @@ class Export(Stage):
 
         self._check_precision(context)
         _check_cache(config, context)
+        if self.generation.batch_invariant:
+            _check_invariant(config, context, self._key("generation.batch_invariant"))
         if self.tensor_parallel > 1:
             from export.divided.folder import check_division
 
@@ -275,6 +277,19 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
             f"it answers from keys and values of every layer, and {missing}",
             f"give a decoder whose layers all keep them, or leave {cached[0]} out",
         )
+
+
+def _check_invariant(config: PreTrainedConfig, context: Context, key: str) -> None:
+    from export.engines.registry import engine_module
+
+    if not context.facts.generates or config.is_encoder_decoder:
+        raise InputError(key, f"true given for {context.task}", "it is for decoders that answer", "leave it out")
+    able = [engine for engine in ENGINES if engine_module(engine).batch_invariant()]
+    answering = [engine for engine in context.target.engines if ENGINES[engine].generates]
+    unable = [engine for engine in answering if engine not in able]
+    if unable or not answering:
+        given = f"true given with {one_of(unable)}" if unable else "true given without an engine that answers"
+        raise InputError(key, given, f"{one_of(able)} can be built so", f"give {one_of(able)} alone in target.engines, or leave it out")
 
 
 def _summary(entry: exported.Build) -> dict[str, Json]:

@@ -205,6 +205,7 @@ class Exporter:
             buckets=self.preprocessor.buckets,
             target=self.context.target,
             kv_cache=self.agreement.settings.kv_cache,
+            batch_invariant=self.agreement.settings.batch_invariant,
             log=lambda line: self.context.progress.log(f"    {line}"),
         )
 

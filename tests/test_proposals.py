@@ -178,6 +178,7 @@ def test_what_cannot_propose_is_found_before_anything_runs(proposing: dict[str, 
 
 def test_a_recipe_without_proposals_keeps_its_cache_keys() -> None:
     assert set(Generation().model_dump(mode="json")) == {"kv_cache", "prompts", "tokens"}
+    assert Generation(batch_invariant=True).model_dump(mode="json")["batch_invariant"] is True
     assert Generation(draft="draft").model_dump(mode="json")["draft_tokens"] == 4
     assert Generation(prompt_lookup=5).model_dump(mode="json") == {"kv_cache": "float", "prompts": 200, "tokens": 64, "prompt_lookup": 5}
     for one in (Generation(), Generation(draft="draft", draft_tokens=7), Generation(prompt_lookup=5)):

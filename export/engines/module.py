@@ -101,6 +101,8 @@ class EngineModule:
     rounding: Callable[[SchemeFacts], Rounding | None] = _rounded_head
     """(scheme): how the engine quantizes tokens by itself (`export.parity.own_rounding`); None if the graph says it all. Default: by scales
     that are not torch's under dynamic int8."""
+    batch_invariant: Callable[[], bool] = _no
+    """(): whether the engine can be built so that an answer does not depend on the answers that are written with it."""
     layers: Callable[[SchemeFacts | None, Path, Probe], list[LayerParity]] = static_layers
     """(scheme, model, probe): the comparison of each int8 layer with torch; `probe` gives tensors of the open engine. Default: layers with
     static scales are compared."""

@@ -41,7 +41,7 @@ from foundation.core.errors import InputError
 from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision, weight_only
 from foundation.standalone.decoding_rules import Rules, Text, search
 from foundation.standalone.language_text import LanguageText
-from foundation.standalone.onnx_decoder import CACHE, Beams, OnnxDecoder, Texts, session_options
+from foundation.standalone.onnx_decoder import CACHE, INVARIANT, Beams, OnnxDecoder, Texts, session_options
 
 if TYPE_CHECKING:
     import onnx
@@ -98,8 +98,17 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         return
     files = [folder / MODEL, folder / f"{MODEL}.data"]
     yield request.entry(
-        MODE, files, cache_precision="fp32", properties=properties(request.target.num_threads), reads=reads_of(Graph(folder / MODEL))
+        MODE,
+        files,
+        cache_precision="fp32",
+        properties=properties(request.target.num_threads) | ({INVARIANT: "1"} if request.batch_invariant else {}),
+        reads=reads_of(Graph(folder / MODEL)),
     )
+
+
+def batch_invariant() -> bool:
+    """Whether answers can be made independent of the answers that are written with them (`foundation.standalone.onnx_decoder`)."""
+    return True
 
 
 def properties(threads: int) -> dict[str, str]:
@@ -137,9 +146,10 @@ class OnnxRuntimeDecoder:
         return {gemm: precision for gemm, precision in found.items() if precision is not None}
 
     def reported(self) -> dict[str, str]:
-        """Returns what the products multiply, and the type of keys and values."""
+        """Returns what the products multiply, the type of keys and values, and whether answers depend on their company."""
         kinds = {graphs.FLOATS[one.type] for one in self._decoder.session.get_inputs() if one.name.startswith(CACHE)}
-        return {**reported(self._optimized), "keys and values": " and ".join(sorted(kinds))}
+        alike = {"answers": "the same alone and in company"} if self._decoder.invariant else {}
+        return {**reported(self._optimized), "keys and values": " and ".join(sorted(kinds)), **alike}
 
     def placement(self) -> Placement:
         """Returns the first provider of the session, and the type of its logits."""

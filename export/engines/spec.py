@@ -183,6 +183,8 @@ class BuildRequest:
     """For engines whose graph gives the float types: the graph whose float part is in 16 bits; None if it is all fp32."""
     kv_cache: str = "float"
     """Precision of the cache of keys and values of engines that generate: float (the precision that they compute in), fp16 or int8."""
+    batch_invariant: bool = False
+    """Whether an answer may not depend on the answers that are written with it; of engines that can be built so."""
 
     def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> exported.Engine:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""

@@ -10,12 +10,16 @@
 The graph comes from `export.generation.fused_graph`. Keys and values of all texts are in one buffer for each layer, a row for each text,
 with room for more tokens than there are: a step writes after the last token of each row, and nothing is copied. Texts of other lengths
 take a step together, so that they come and go as they like (continuous batching). Short prompts are read together, a long one in parts.
+
+The sum of a product is added up in another order for one row than for several, and for the last of an odd number of rows: an answer may
+depend on its company. With the property `INVARIANT` it does not: a prompt is read by itself, and a step always has an even number of rows,
+with one of no text before the others where it takes one. Then every row is added up alike (tests/export/engines/test_batch_invariant.py).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,8 @@ ROOM = 256
 """Tokens that a buffer has room for at first; it doubles."""
 CACHE, WRITTEN = "past_key_values.", "present."
 """Prefixes of the buffers' names, as inputs and as outputs."""
+INVARIANT = "batch_invariant"
+"""Property, "1" or absent: whether the logits of a text do not depend on the texts that are written with it."""
 CONTEXT = "context"
 """Inputs of the graph that limit the length of a text."""
 Ids = Sequence[int] | NDArray[np.integer[Any]]
@@ -47,6 +53,8 @@ class OnnxDecoder:
 
     def __init__(self, path: Path, properties: Mapping[str, str]) -> None:
         self.session = onnxruntime.InferenceSession(str(path), session_options(properties), providers=["CPUExecutionProvider"])
+        self.invariant = properties.get(INVARIANT) == "1"
+        """Whether logits of a text do not depend on its company."""
         self.buffers = {one.name: (int(one.shape[1]), int(one.shape[3])) for one in self.session.get_inputs() if one.name.startswith(CACHE)}
         """Heads and head size of each buffer, by the name of the input."""
         self.context = int(self.session.get_modelmeta().custom_metadata_map[CONTEXT])
@@ -59,9 +67,11 @@ class OnnxDecoder:
 
 
 def session_options(properties: Mapping[str, str]) -> Any:
-    """Returns the options of a session with these settings."""
+    """Returns the options of a session with these settings; `INVARIANT` is none of them."""
     options = onnxruntime.SessionOptions()
     for name, value in properties.items():
+        if name == INVARIANT:
+            continue
         if "." in name:
             options.add_session_config_entry(name, value)
         else:
@@ -89,6 +99,8 @@ class Texts:
         self.lengths: list[int] = []
         """Tokens that have been read of each text."""
         self._room = (0, 0)
+        self._before = int(decoder.invariant)
+        """Rows of the buffers before those of the texts."""
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._bound: _Bound | None = None
 
@@ -98,7 +110,9 @@ class Texts:
         Args:
             prompts: Token ids, at least one each.
         """
-        return np.concatenate([self._read(group) for group in together([np.asarray(one, np.int64) for one in prompts])])
+        given = [np.asarray(one, np.int64) for one in prompts]
+        groups: Iterable[Sequence[NDArray[np.int64]]] = ([one] for one in given) if self._before else together(given)
+        return np.concatenate([self._read(group) for group in groups])
 
     def extend(self, row: int, ids: Ids) -> Logits:
         """Appends tokens to one text, at most `PART`; returns the logits of the next one, float32 [V]. A text after the last is new."""
@@ -110,7 +124,7 @@ class Texts:
 
     def step(self, tokens: NDArray[np.int64]) -> Logits:
         """Appends one token to each of the first r texts; returns the logits of the next ones, float32 [r, V]."""
-        return self._run(tokens[:, None], 0, [1] * len(tokens), range(len(tokens)))
+        return self._run(tokens[:, None], 0, [1] * len(tokens), range(len(tokens)), self._before * (len(tokens) % 2))
 
     def forward(self, tokens: NDArray[np.int64]) -> Logits:
         """Appends tokens [b, n] to all texts, which have equally many; to b new ones where there are none. Returns logits [b, n, V]."""
@@ -130,7 +144,7 @@ class Texts:
         if moved:
             rows, sources = (list(side) for side in zip(*moved, strict=True))
             longest = max(self.lengths[source] for source in sources)
-            for buffer in self._buffers.values():
+            for buffer in (whole[self._before :] for whole in self._buffers.values()):
                 buffer[rows, :, :longest] = buffer[sources, :, :longest]
         self.lengths = lengths
 
@@ -147,19 +161,31 @@ class Texts:
         self.lengths += [0] * len(prompts)
         return self._run(tokens, first, counts, [row * tokens.shape[1] + count - 1 for row, count in enumerate(counts)])
 
-    def _run(self, tokens: NDArray[np.int64], first: int, counts: Sequence[int], places: Sequence[int]) -> Logits:
-        """Appends the first counts[i] tokens of row i [b, n] to the texts from `first` on; returns the logits at the places `places`."""
+    def _run(self, tokens: NDArray[np.int64], first: int, counts: Sequence[int], places: Sequence[int], extra: int = 0) -> Logits:
+        """Appends the first counts[i] tokens of row i [b, n] to the texts from `first` on; returns the logits at the places `places`.
+
+        Args:
+            tokens: Token ids.
+            first: The first text.
+            counts: Tokens of each text.
+            places: Places in the b n tokens.
+            extra: Rows of no text that are computed before the others: 1 needs a row before that of text `first`.
+        """
         rows = slice(first, first + len(counts))
-        lengths = [length + count for length, count in zip(self.lengths[rows], counts, strict=True)]
+        after = [length + count for length, count in zip(self.lengths[rows], counts, strict=True)]
         self._grow(len(self.lengths), max(length + tokens.shape[1] for length in self.lengths[rows]))
+        if extra:
+            tokens = np.concatenate([np.zeros((extra, tokens.shape[1]), np.int64), tokens])
+            places = [*range(extra), *(extra * tokens.shape[1] + place for place in places)]
+        lengths = [*[tokens.shape[1]] * extra, *after]
         logits = np.empty((len(places), self._decoder.vocabulary), np.float32)
-        bound = self._bound_to(rows, tokens.shape, len(places))
+        bound = self._bound_to(slice(self._before + first - extra, self._before + rows.stop), tokens.shape, len(places))
         for name, values in (("input_ids", tokens), ("seqlens_k", np.array(lengths) - 1), ("total", max(lengths)), ("kept", places)):
             bound.inputs[name][...] = values
         bound.binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         self._decoder.session.run_with_iobinding(bound.binding)
-        self.lengths[rows] = lengths
-        return logits
+        self.lengths[rows] = after
+        return logits[extra:]
 
     def _bound_to(self, rows: slice, shape: tuple[int, ...], asked: int) -> _Bound:
         """Returns the buffers of these texts bound to the graph, and its other inputs: those of the call before if they fit,
@@ -191,9 +217,9 @@ class Texts:
         if room == self._room:
             return
         for name, (heads, size) in self._decoder.buffers.items():
-            grown = np.zeros((room[0], heads, room[1], size), np.float32)
+            grown = np.zeros((self._before + room[0], heads, room[1], size), np.float32)
             if name in self._buffers:
-                grown[: self._room[0], :, : self._room[1]] = self._buffers[name]
+                grown[: self._before + self._room[0], :, : self._room[1]] = self._buffers[name]
             self._buffers[name] = grown
         self._room = room
 

@@ -368,3 +368,23 @@ def test_engines_with_a_cache_refuse_recurrent_models_before_anything_runs(kind:
     Export().check(config, config, replace(given, target=Target(engines=("openvino",), sequence_lengths=(8,))))
     for other in ("llama", "mistral", "mixtral", "gpt2"):
         Export().check(transformers.AutoConfig.for_model(other), config, given)
+
+
+@pytest.mark.parametrize(
+    ("task", "engines", "parts"),
+    [
+        ("text-generation", ("onnxruntime_decoder", "openvino_genai"), ("openvino_genai", "onnxruntime_decoder")),
+        ("text-generation", ("openvino",), ("without an engine that answers", "onnxruntime_decoder")),
+        ("text-classification", ("onnxruntime",), ("text-classification", "decoders")),
+    ],
+)
+def test_answers_that_do_not_depend_on_company_need_an_engine_that_has_them(
+    task: Any, engines: tuple[Any, ...], parts: tuple[str, ...], context: Context
+) -> None:
+    config = transformers.AutoConfig.for_model("llama")
+    stage = Export(generation=Generation(batch_invariant=True))
+    given = replace(context, task=task, target=Target(engines=engines, sequence_lengths=(8,)))
+    with raises_problem("generation.batch_invariant", *parts):
+        stage.check(config, config, given)
+    alone = replace(context, task="text-generation", target=Target(engines=("onnxruntime_decoder", "onnxruntime"), sequence_lengths=(8,)))
+    stage.check(config, config, alone)
