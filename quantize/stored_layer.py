@@ -8,7 +8,7 @@
 
 Output is written to memory-mapped files (`foundation.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
-factor or copy. AWQ additionally loads the layer in float32.
+factor or copy; at least `MOMENT_BYTES`. AWQ additionally loads the layer in float32.
 
 Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: the outputs of the float
 layer. For gptq and adaround: the outputs of the layer with rounded weights, so that a layer compensates the error of the layers before
@@ -23,6 +23,7 @@ Tensor names carry their shapes: I inputs, O outputs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -51,6 +52,7 @@ from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
 GPTQ_BYTES = 4 * ROUND_BYTES  # GPTQ takes one Python step per input and part, so fewer and larger parts are faster
+MOMENT_BYTES = 64 * 2**20  # of the moments of a pass over the rows, where a single one is smaller: each pass runs the layer once
 SMALLEST_F16_STEP = 2.0**-16
 LARGEST_F16 = 65504.0
 
@@ -202,8 +204,8 @@ def quantize_layer(
         vectors = _smooth(model, layers, runs, runs.forward if settings.ranges else last_forward, settings, written)
     if layers and settings.ranges:
         observed = collect(model.shape, layers, runs.feed(), last_forward, Histogram, vectors)
-    elif layers and settings.learns:  # only to learn which layers read the same tensor
-        observed = collect(model.shape, layers, passing.feed(), passing.forward, Histogram, vectors)
+    elif layers and settings.learns:
+        observed = _readers(model, layers, passing, vectors)
     if settings.ranges or settings.learns:
         written.unreached += [name for name in layers if name not in observed.group or not observed.of(name).total]
         layers = {name: linear for name, linear in layers.items() if name not in written.unreached}
@@ -225,6 +227,15 @@ def quantize_layer(
                 written.scales.copy(f"{name}.{key}", tensor)
     _write_rest(model, index, layer, layers, written)
     passing.finish(layer)
+
+
+def _readers(model: StreamedModel, layers: Mapping[str, nn.Linear], runs: _Runs, vectors: Mapping[str, Tensor]) -> Observed[Histogram]:
+    """Returns which layers read the same tensor: the first batch says so, or all if a layer has no row in it, as an expert may."""
+    for batches in (itertools.islice(runs.feed(), 1), runs.feed()):
+        observed = collect(model.shape, layers, batches, runs.forward, Histogram, vectors)
+        if all(name in observed.group and observed.of(name).total for name in layers):
+            break
+    return observed
 
 
 def _smooth(
@@ -314,7 +325,7 @@ def _write_learned(
     units = [group.layers for group in groups(layers, [], observed)]
     widest = max(linear.in_features for linear in layers.values())
     grids: dict[str, Tensor] = {}
-    for names in in_groups(units, layers, 4 * widest**2):
+    for names in in_groups(units, layers, max(4 * widest**2, MOMENT_BYTES)):
         collected = collect(model.shape, {name: layers[name] for name in names}, runs.feed(), runs.forward, Moments, vectors)
         moments, group_of = dict(collected.statistics), collected.group
         del collected  # so that each H is freed as soon as its layers are done

@@ -79,26 +79,27 @@ def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = 
 def eliminate(weight_OI: Tensor, elimination: Elimination, scale_OI: Tensor, low: Bound, high: Bound) -> Tensor:
     """Returns the codes of some outputs of a weight, int8 [O, I]; outputs are independent. See `gptq`."""
     inputs, order_I = weight_OI.shape[1], elimination.order_I
-    low, high = (bound if isinstance(bound, int) else bound[:, order_I] for bound in (low, high))
-    left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
-    zero_OI = left_OI == 0
-    codes_OI = torch.zeros(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
+    # the weights of an input lie side by side
+    left_IO, scale_IO = weight_OI.T[order_I], scale_OI.T[order_I]  # copies
+    low, high = (bound if isinstance(bound, int) else bound.T[order_I].to(left_IO.dtype) for bound in (low, high))
+    zero_IO = left_IO == 0
+    codes_IO = torch.zeros(left_IO.shape, dtype=torch.int8, device=weight_OI.device)
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
         factor_BI = elimination.factor_II[start:stop].to(weight_OI.dtype)
-        error_OB = torch.zeros_like(left_OI[:, start:stop])
+        error_BO = torch.zeros_like(left_IO[start:stop])
         for j in range(start, stop):
             factor_I = factor_BI[j - start]
-            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round()
-            rounded_O = rounded_O.clamp(min=of_input(low, j)).clamp(max=of_input(high, j)).masked_fill(zero_OI[:, j], 0)
-            codes_OI[:, j] = rounded_O.to(torch.int8)
-            error_O = (left_OI[:, j] - rounded_O * scale_OI[:, j]) / factor_I[j]
-            left_OI[:, j + 1 : stop] -= torch.outer(error_O, factor_I[j + 1 : stop])
-            error_OB[:, j - start] = error_O
-        left_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
-    return codes_OI[:, order_I.argsort()]
+            rounded_O = (left_IO[j] / scale_IO[j]).round()
+            rounded_O = rounded_O.clamp(min=of_input(low, j)).clamp(max=of_input(high, j)).masked_fill(zero_IO[j], 0)
+            codes_IO[j] = rounded_O.to(torch.int8)
+            error_O = (left_IO[j] - rounded_O * scale_IO[j]) / factor_I[j]
+            left_IO[j + 1 : stop] -= torch.outer(factor_I[j + 1 : stop], error_O)
+            error_BO[j - start] = error_O
+        left_IO[stop:] -= factor_BI[:, stop:].T @ error_BO
+    return codes_IO[order_I.argsort()].T.contiguous()
 
 
 def of_input(bound: Bound, j: int) -> Bound:
     """Returns the bound of the weights of an input: one for all, or [O]."""
-    return bound if isinstance(bound, int) else bound[:, j]
+    return bound if isinstance(bound, int) else bound[j]
