@@ -1,18 +1,27 @@
 """Compares the language models of a run with what a user would reach for instead: perplexity, answers, tokens per second.
 
-    compress run RECIPE --out RUN          with target.engines [openvino_genai, onnxruntime_decoder] and export {variants: all}
-    python benchmarks/generation.py RUN [--streams 1 8] [--prompt-tokens 32] [--out FOLDER]
+    compress run RECIPE --out RUN
+    python benchmarks/generation.py RUN [--streams 1 8] [--prompt-tokens 32] [--llama-cpp ENVIRONMENT/bin/python] [--out FOLDER]
 
-Peers, built from the baseline of the run by `generation_peers.py`: OpenVINO GenAI with the weights compressed by NNCF to int8 and int4, in
-the same settings as ours; ONNX Runtime GenAI in fp32 and int4; CTranslate2 in float32 and int8. Every engine has its own process, and the
-processes take turns (foundation/measure/generation.py). Perplexity is over the evaluation blocks of the run; "as torch" is the share of
-equal tokens in greedy answers of 64 tokens to the starts of 32 of these blocks. Prints a table and writes `generation.json` with hardware,
-versions, n and percentiles.
+Ours are the engines that the run exported (target.engines [openvino_genai, onnxruntime_decoder], export {variants: all}). Of a run without
+an export stage, the engines are written here (`parts/generation_engines.py`), without the gates of an export: perplexity and answers are
+measured below.
+
+Peers, built from the baseline of the run by `generation_peers.py` and `parts/llama_cpp_engine.py`: OpenVINO GenAI with the weights
+compressed by NNCF to int8 and int4, in the same settings as ours; ONNX Runtime GenAI in fp32 and int4; CTranslate2 in float32 and int8;
+llama.cpp in F16, Q4_0, Q4_K_M, IQ4_NL and Q8_0, with flash attention. Every engine has its own process, and the processes take turns
+(foundation/measure/generation.py).
+
+Perplexity is over the evaluation blocks of the run, each read by itself, of all tokens but the first of a block. torch and llama.cpp in F16
+must agree within `SAME`. "As torch" is the share of equal tokens in greedy answers of 64 tokens to the starts of blocks. Tokens per second
+include the reading of the prompt. A ratio is formed within a turn, with its 95 % interval over the turns (foundation/measure/turns.py).
+Prints tables and writes `generation.json` with hardware, versions, n and percentiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import tempfile
@@ -23,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import generation_peers
+import numpy as np
 
 from compress.reading.load import load_data
 from compress.recipe import Recipe, check
@@ -31,6 +41,7 @@ from compress.run.bandwidth import read_bandwidth
 from export.choices import Generation
 from export.engines.openvino import GROUP
 from export.engines.openvino_genai import CACHE
+from export.engines.registry import engine_module
 from export.engines.spec import EngineSpec, spec_of
 from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
@@ -44,17 +55,26 @@ from foundation.data.splits import Split
 from foundation.labels.tasks import Task
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess, write_rows
-from foundation.measure.generation import TOKENS, Reads, Workload, measure_generation
+from foundation.measure.generation import TOKENS, TURNS, Cell, Reads, Workload, measure_cells
 from foundation.measure.metrics import metrics
+from foundation.measure.predictions import predict
 from foundation.measure.tokens import compare_tokens
+from foundation.measure.turns import half_width
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Job
+from foundation.standalone.onnx_decoder import INVARIANT
+from parts import llama_cpp_engine
+from parts.generation_engines import built_here
 
 GENAI = "openvino_genai"
 ASKED = Generation(prompts=32, tokens=64)
 BATCH_SIZE = 4
 """Blocks that are scored at once."""
+SAME = 1e-3
+"""Largest relative difference of the perplexities of torch and of llama.cpp in F16."""
+PEERS = ("nncf", *generation_peers.LIBRARIES)
+TORCH, REFERENCE = "torch, fp32", f"llama.cpp {llama_cpp_engine.FLOAT}"
 
 
 def main() -> None:
@@ -62,24 +82,23 @@ def main() -> None:
     arguments = parse()
     run = open_run(arguments.run)
     recipe = check(run.recipe)
-    specs = ours(run, recipe)
-    jobs: dict[str, Job] = {
-        **specs,
-        **with_nncf(specs, arguments.out),
-        **generation_peers.jobs(baseline(run), arguments.out, recipe.target.num_threads),
-    }
-    progress, bandwidth = ConsoleProgress(), read_bandwidth(recipe.target.num_threads)
-    vocabulary = Checkpoint(baseline(run)).config.vocab_size
+    jobs = {name: job for name, job in all_jobs(run, recipe, arguments).items() if any(part in name for part in arguments.only)}
+    bandwidth = read_bandwidth(recipe.target.num_threads)
     loads = [Workload(length, streams, TOKENS) for length in arguments.prompt_tokens for streams in arguments.streams]
-    rows = measure_generation(list(jobs.values()), [reads(job) for job in jobs.values()], loads, vocabulary, bandwidth, progress)
-    document = {
-        "environment": fingerprint(),
-        "bandwidth_bytes_per_s": bandwidth,
-        "answers": {} if arguments.speed_only else answers(jobs, run, recipe),
-        "speed": [{"name": list(jobs)[job], **row.written()} for job, row in rows],
-    }
+    document: dict[str, Any] = {"environment": fingerprint(), "bandwidth_bytes_per_s": bandwidth}
+    document["answers"] = {} if arguments.speed_only else answers(jobs, run, recipe, arguments)
+    vocabulary = Checkpoint(baseline(run)).config.vocab_size
+    cells = measure_cells(list(jobs.values()), loads, vocabulary, ConsoleProgress(), arguments.turns) if arguments.turns else {}
+    document["speed"] = [
+        {"name": name, "rates": cells[load][place].rates, **cells[load][place].row(job, load, reads(job), bandwidth).written()}
+        for place, (name, job) in enumerate(jobs.items())
+        for load in cells
+    ]
     (arguments.out / "generation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(table(document, loads))
+    print(table(document, list(cells), list(jobs)))
+    for load in cells:
+        print(ratios(list(jobs), load, cells[load]))
+    require_same(document["answers"])
 
 
 def parse() -> argparse.Namespace:
@@ -88,11 +107,33 @@ def parse() -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="a finished run")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="prompts that are asked at once")
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[32], help="tokens of a prompt")
+    parser.add_argument("--turns", type=int, default=TURNS, help="fewest turns of a load; 0: no speeds")
     parser.add_argument("--speed-only", action="store_true", help="neither perplexity nor answers: for random weights")
+    parser.add_argument("--blocks", type=int, help="evaluation blocks that are scored; all by default")
+    parser.add_argument("--prompts", type=int, default=ASKED.prompts, help="prompts whose answers are compared with torch; 0: none")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="libraries to compare with, besides llama.cpp")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="interpreter of an environment with llama-cpp-python")
+    parser.add_argument("--batch-invariant", action="store_true", help="our engines once more, with that setting where they have it")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="engines with one of these in their names")
     parser.add_argument("--out", type=Path, default=Path("runs/generation-peers"), help="where the peers are built, once")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     return arguments
+
+
+def all_jobs(run: Run, recipe: Recipe, arguments: argparse.Namespace) -> dict[str, Job]:
+    """Returns our engines and the peers, by the name they have in the table."""
+    specs, threads, out = ours(run, recipe, arguments.out), recipe.target.num_threads, arguments.out
+    jobs: dict[str, Job] = dict(specs)
+    if arguments.batch_invariant:
+        able = {name: spec for name, spec in specs.items() if engine_module(spec.engine).batch_invariant()}
+        jobs |= {f"{name}, batch invariant": replace(spec, properties={**spec.properties, INVARIANT: "1"}) for name, spec in able.items()}
+    if "nncf" in arguments.peers and any(spec.engine == GENAI for spec in specs.values()):
+        jobs |= with_nncf(specs, out)
+    jobs |= generation_peers.jobs(baseline(run), out, threads, arguments.peers)
+    if arguments.llama_cpp is not None:
+        jobs |= llama_cpp_engine.jobs(baseline(run), out, arguments.llama_cpp, threads)
+    return jobs
 
 
 def baseline(run: Run) -> Path:
@@ -100,10 +141,11 @@ def baseline(run: Run) -> Path:
     return next(iter(run.variants.values())).path
 
 
-def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
-    """Returns the engines of the run that answer prompts, by the name they have in the table."""
+def ours(run: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
+    """Returns the engines of the run that answer prompts, by the name they have in the table; written here if the run exported none."""
     exported = run.of_kind("engine")
-    assert exported is not None, "the run exports"
+    if exported is None:
+        return {f"ours, {ENGINES[spec.engine].title}: {variant}, {spec.precision}": spec for variant, spec in built_here(run, recipe, out)}
     found = {}
     for build in evaluations.exported(run).builds:
         for entry in build.engines:
@@ -137,16 +179,24 @@ def reads(job: Job) -> Reads:
     return Reads(**reads_per_token(Path(job.path), job.float_precision, cache))
 
 
-def answers(jobs: Mapping[str, Job], run: Run, recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Returns perplexity and agreement with torch of every engine."""
+def answers(jobs: Mapping[str, Job], run: Run, recipe: Recipe, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Returns perplexity and agreement with torch of every engine, and of torch itself in fp32."""
     evaluation = load_data(recipe.data, recipe.model.task, None, print, str(baseline(run))).evaluation
-    prompts = Prompts.of_rows(evaluation.rows, ASKED, recipe.data.max_length)
-    expected, found = greedy(load_float(baseline(run)), prompts), {}
+    evaluation = evaluation.take(range(len(evaluation))[: arguments.blocks])
+    asked, model = ASKED.model_copy(update={"prompts": arguments.prompts}), load_float(baseline(run))
+    prompts = Prompts.of_rows(evaluation.rows, asked, recipe.data.max_length) if arguments.prompts else None
+    expected = None if prompts is None else greedy(model, prompts)
+    preprocessor = Checkpoint(baseline(run)).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
+    own = metrics(recipe.model.task, predict(model, preprocessor, evaluation.rows, BATCH_SIZE), evaluation.labels)["perplexity"]
+    print(f"{TORCH}: perplexity {own:.4f}, n = {evaluation.labels.count()}", flush=True)
+    found: dict[str, dict[str, Any]] = {TORCH: {"perplexity": own, "n": evaluation.labels.count()}}
     for name, job in jobs.items():
         with EngineProcess(job) as process:
-            compared = compare_tokens(expected, answer(process, prompts))
-            found[name] = {"perplexity": perplexity(process, evaluation, recipe.model.task), **compared}
-        print(f"{name}: perplexity {found[name]['perplexity']:.3f}, {compared['equal_share']:.1%} of the tokens of torch")
+            compared = {} if prompts is None else compare_tokens(expected, answer(process, prompts))
+            told = {"perplexity": perplexity(process, evaluation, recipe.model.task), "versions": process.versions, **compared}
+        found[name] = told
+        equal = f", {told['equal_share']:.1%} of the tokens of torch" if compared else ""
+        print(f"{name}: perplexity {told['perplexity']:.4f}{equal}", flush=True)
     return found
 
 
@@ -161,22 +211,60 @@ def perplexity(process: EngineProcess, evaluation: Split, task: Task) -> float:
     return math.exp(scored["nll"] / scored["tokens"])
 
 
-def table(document: Mapping[str, Any], loads: Sequence[Workload]) -> str:
+def require_same(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises where llama.cpp in F16 has another perplexity than torch: then the definitions differ, or the files."""
+    if REFERENCE not in answers:
+        return
+    apart = answers[REFERENCE]["perplexity"] / answers[TORCH]["perplexity"] - 1
+    print(f"{REFERENCE} against {TORCH}: perplexity {apart:+.2e}; at most {SAME:g} apart is required")
+    if abs(apart) > SAME:
+        raise SystemExit("the perplexities are not comparable")
+
+
+def table(document: Mapping[str, Any], loads: Sequence[Workload], names: Sequence[str]) -> str:
     """Returns the result as a Markdown table: perplexity, equal tokens, then for each load ms per token and tokens per second."""
     speed = {(row["name"], row["prompt_tokens"], row["streams"]): row for row in document["speed"]}
-    heads = [f"{load.streams} x {load.prompt_tokens}: ms per token p50 / p90 / p99, tokens/s" for load in loads]
-    lines = [f"| engine | perplexity | as torch | {' | '.join(heads)} | bandwidth |", "| --- " * (len(loads) + 4) + "|"]
-    for name in dict.fromkeys(row["name"] for row in document["speed"]):
-        told = document["answers"].get(name)
-        quality = f"{told['perplexity']:.3f} | {told['equal_share']:.1%}" if told else " | "
+    told = "first token p50 ms, ms per token p50 / p90 / p99, tokens/s"
+    heads = [f"{load.streams} x {load.prompt_tokens}: {told}" for load in loads]
+    lines = [f"| {' | '.join(['engine', 'perplexity', 'as torch', *heads, 'bandwidth'])} |", "| --- " * (len(loads) + 4) + "|"]
+    for name in names:
+        quality = document["answers"].get(name, {})
         mine = [speed[name, load.prompt_tokens, load.streams] for load in loads]
-        cells = [
-            " / ".join("-" if row["token_ms"][p] is None else f"{row['token_ms'][p]:.1f}" for p in ("p50", "p90", "p99")) for row in mine
-        ]
-        cells = [f"{cell}, {row['tokens_per_s']:.1f}" for cell, row in zip(cells, mine, strict=True)]
         share = next((row["bandwidth_share"] for row in mine if row["bandwidth_share"]), None)
-        lines.append(f"| {name} | {quality} | {' | '.join(cells)} | {'' if share is None else f'{share:.0%}'} |")
+        cells = [
+            name,
+            f"{quality['perplexity']:.3f}" if quality else "",
+            f"{quality['equal_share']:.1%}" if "equal_share" in quality else "",
+            *(spoken(row) for row in mine),
+            "" if share is None else f"{share:.0%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def spoken(row: Mapping[str, Any]) -> str:
+    """Returns the cell of one engine under one load."""
+    between = " / ".join("-" if row["token_ms"][p] is None else f"{row['token_ms'][p]:.1f}" for p in ("p50", "p90", "p99"))
+    return f"{row['first_token_ms']['p50']:.0f}, {between}, {row['tokens_per_s']:.1f}"
+
+
+def ratios(names: Sequence[str], load: Workload, cells: Sequence[Cell]) -> str:
+    """Returns tokens per second of ours over those of each peer, as a Markdown table: the mean within turns and its 95 % interval."""
+    mine = [place for place, name in enumerate(names) if name.startswith("ours")]
+    theirs = [place for place, name in enumerate(names) if not name.startswith("ours")]
+    heads = [f"{load.streams} x {load.prompt_tokens}, {len(cells[0].rates)} turns", *(names[place] for place in theirs)]
+    lines = ["", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    found = {(one, other): interval(cells[one].rates, cells[other].rates) for one, other in itertools.product(mine, theirs)}
+    lines += [f"| {' | '.join([names[one], *(found[one, other] for other in theirs)])} |" for one in mine]
+    return "\n".join(lines)
+
+
+def interval(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Returns the mean ratio of two engines within turns and its 95 % interval."""
+    logarithms = np.log(np.array(ours) / np.array(theirs)).tolist()
+    mean, half = float(np.mean(logarithms)), half_width(logarithms)
+    value, low, high = (math.exp(mean + shift) for shift in (0.0, -half, half))
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from foundation.artifacts.artifact import writing
 from foundation.machine.process import environment
 
 WORKER = Path(__file__).parent / "workers" / "generation_worker.py"
+LIBRARIES = ("onnxruntime-genai", "ctranslate2")
 GROUP_SIZE = 64
 """Weights of an int4 scale in NNCF: its default of 128 divides no layer of a model that is 576 wide."""
 
@@ -104,8 +105,8 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
-def jobs(checkpoint: Path, out: Path, threads: int) -> dict[str, PeerJob]:
-    """Returns the engines of ONNX Runtime GenAI and CTranslate2 by the name they have in the table; builds those that are missing."""
+def jobs(checkpoint: Path, out: Path, threads: int, libraries: Sequence[str]) -> dict[str, PeerJob]:
+    """Returns the engines of these libraries by the name they have in the table; builds those that are missing."""
     builders: dict[str, tuple[str, str, Callable[[Path], None]]] = {
         "ONNX Runtime GenAI fp32": ("onnxruntime-genai", "fp32", lambda to: onnxruntime_genai(checkpoint, to, "fp32", threads)),
         "ONNX Runtime GenAI int4": ("onnxruntime-genai", "int4", lambda to: onnxruntime_genai(checkpoint, to, "int4", threads)),
@@ -115,6 +116,7 @@ def jobs(checkpoint: Path, out: Path, threads: int) -> dict[str, PeerJob]:
     return {
         name: PeerJob(library, precision, built(out / f"{library}-{precision}", build), threads)
         for name, (library, precision, build) in builders.items()
+        if library in libraries
     }
 
 

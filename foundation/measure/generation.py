@@ -97,24 +97,37 @@ def measure_generation(
     Raises:
         EngineError: An engine failed.
     """
-    random = np.random.default_rng(0)
-    with ExitStack() as stack:
-        processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
-        advance = stack.enter_context(progress.bar("generation", len(jobs) * sum(load.turns for load in loads)))
-        cells = {load: [Cell() for _ in jobs] for load in loads}
-        for load, row in cells.items():
-            prompts = [random.integers(0, vocabulary, load.prompt_tokens).astype(np.int32) for _ in range(load.streams)]
-            for turn in range(load.turns):
-                for process, cell in zip(processes, row, strict=True):
-                    if turn == 0:
-                        _answer(process, prompts, WARM_UP_TOKENS)
-                    cell.take(*_answer(process, prompts, load.tokens))
-                    advance(1)
+    cells = measure_cells(jobs, loads, vocabulary, progress)
     return [
         (index, cells[load][index].row(job, load, read, bandwidth))
         for index, (job, read) in enumerate(zip(jobs, reads, strict=True))
         for load in loads
     ]
+
+
+def measure_cells(
+    jobs: Sequence[Job], loads: Sequence[Workload], vocabulary: int, progress: Progress, least_turns: int = TURNS
+) -> dict[Workload, list[Cell]]:
+    """Returns the samples of every engine under every load, in the order of `jobs`; the arguments are as for `measure_generation`.
+
+    Args:
+        least_turns: Fewest turns of a load.
+    """
+    random = np.random.default_rng(0)
+    turns = {load: max(least_turns, load.turns) for load in loads}
+    with ExitStack() as stack:
+        processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
+        advance = stack.enter_context(progress.bar("generation", len(jobs) * sum(turns.values())))
+        cells = {load: [Cell() for _ in jobs] for load in loads}
+        for load, row in cells.items():
+            prompts = [random.integers(0, vocabulary, load.prompt_tokens).astype(np.int32) for _ in range(load.streams)]
+            for turn in range(turns[load]):
+                for process, cell in zip(processes, row, strict=True):
+                    if turn == 0:
+                        _answer(process, prompts, WARM_UP_TOKENS)
+                    cell.take(*_answer(process, prompts, load.tokens))
+                    advance(1)
+    return cells
 
 
 @dataclass
@@ -125,15 +138,19 @@ class Cell:
     between_ms: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second of each turn."""
     peak_memory_bytes: int = 0
 
     def take(self, answers: Sequence[Answer], peak_memory_bytes: int) -> None:
         """Adds one turn."""
+        tokens, seconds = sum(len(answer.seconds) for answer in answers), max(answer.seconds[-1] for answer in answers)
         for answer in answers:
             self.first_ms.append(1e3 * answer.seconds[0])
             self.between_ms += (1e3 * np.diff(answer.seconds)).tolist()
-            self.tokens += len(answer.seconds)
-        self.seconds += max(answer.seconds[-1] for answer in answers)
+        self.tokens += tokens
+        self.seconds += seconds
+        self.rates.append(tokens / seconds)
         self.peak_memory_bytes = peak_memory_bytes
 
     def row(self, job: Job, load: Workload, reads: Reads, bandwidth: float) -> Speed:
