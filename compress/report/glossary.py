@@ -227,7 +227,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "own_tokens",
             "Tokens of torch",
-            "The same, compared with the same checkpoint in torch: what the engine alone changed.",
+            "The same, compared with the same checkpoint in torch, of a compressed one on up to 32 prompts: what the engine alone changed.",
             ("Same tokens",),
         ),
         Term("same_answer", "Same answer", "Answers that are the same to the last token."),

@@ -4,13 +4,18 @@ Before an engine is taken, its greedy answers to prompts from selection rows hav
 (`foundation.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken,
 the answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
 answers. Where they have references, BLEU and chrF measure them.
+
+Torch, which takes longer than an engine, answers `OWN_PROMPTS` of the evaluation prompts with a compressed checkpoint, and all of them with
+the baseline: of the same checkpoint the gate has already compared answers, on selection rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -34,6 +39,10 @@ from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 
+Asked = Literal["gate", "evaluation", "some of evaluation"]
+"""Prompts that torch answers."""
+OWN_PROMPTS = 32
+"""Most evaluation prompts that the same checkpoint answers in torch too, unless it is the baseline, which answers all of them."""
 SERVED_PROMPTS = 8
 """Prompts of several lengths that the server is asked at once."""
 
@@ -44,7 +53,7 @@ class Agreement:
     def __init__(self, context: Context, settings: Generation) -> None:
         self._context, self.settings = context, settings
         self._models = TorchModels()
-        self._known: dict[tuple[Checkpoint, Way, bool], Tokens] = {}
+        self._known: dict[tuple[Checkpoint, Way, Asked], Tokens] = {}
 
     @cached_property
     def predictions(self) -> Gate:
@@ -95,14 +104,17 @@ class Agreement:
         """
         prompts = self._evaluation_prompts
         found = self.answered(process)
-        own = self._in_torch(checkpoint, "integers", held_out=True)
-        baseline = self._in_torch(Checkpoint(self._context.baseline.path), "integers", held_out=True)
+        original = Checkpoint(self._context.baseline.path)
+        baseline = self._in_torch(original, "integers", "evaluation")
+        own, places = baseline, list(range(len(found)))
+        if checkpoint != original:
+            own, places = self._in_torch(checkpoint, "integers", "some of evaluation"), self._own_places
         save_answers(path, prompts.rows, found, self._served_answers(process))
         compared = exported.Generation(
             prompt_tokens=int(np.median([len(row) for row in prompts.rows])),
             questions=prompts.questions,
             baseline=figures.Tokens(**compare_tokens(baseline, found)),
-            torch=figures.Tokens(**compare_tokens(own, found)),
+            torch=figures.Tokens(**compare_tokens(own, found[places])),
         )
         if not prompts.references:
             return compared
@@ -142,25 +154,40 @@ class Agreement:
         longest = most_tokens(baseline.config)
         return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
 
-    def _in_torch(self, checkpoint: Checkpoint, way: Way, *, held_out: bool = False) -> Tokens:
+    @cached_property
+    def _own_places(self) -> list[int]:
+        """Which evaluation prompts a compressed checkpoint answers in torch: evenly spaced."""
+        count = len(self._evaluation_prompts.rows)
+        return [int(place) for place in np.unique(np.linspace(0, count - 1, min(OWN_PROMPTS, count)).round())]
+
+    def _prompts(self, asked: Asked) -> Prompts:
+        if asked == "gate":
+            return self._gate_prompts
+        prompts = self._evaluation_prompts
+        if asked == "evaluation":
+            return prompts
+        rows, references = (tuple(of[place] for place in self._own_places) if of else () for of in (prompts.rows, prompts.references))
+        return replace(prompts, rows=rows, references=references)
+
+    def _in_torch(self, checkpoint: Checkpoint, way: Way, asked: Asked = "gate") -> Tokens:
         """Returns the greedy answers of torch to the prompts of the gate, or from evaluation rows.
 
         Args:
             checkpoint: The checkpoint.
             way: How torch computes it.
-            held_out: Whether the prompts are from evaluation rows.
+            asked: Which prompts.
 
         Raises:
             InputError: The model does not fit into memory.
         """
         way = distinct(checkpoint, way)
-        if (checkpoint, way, held_out) not in self._known:
+        if (checkpoint, way, asked) not in self._known:
             self._require_memory(checkpoint)
-            prompts = self._evaluation_prompts if held_out else self._gate_prompts
+            prompts = self._prompts(asked)
             total = len(prompts.rows) * prompts.tokens
             with self._models.open(checkpoint, way) as model, self._context.progress.bar("    torch: tokens", total) as advance:
-                self._known[checkpoint, way, held_out] = greedy(model, prompts, advance)
-        return self._known[checkpoint, way, held_out]
+                self._known[checkpoint, way, asked] = greedy(model, prompts, advance)
+        return self._known[checkpoint, way, asked]
 
     def _answer(self, process: EngineProcess, prompts: Prompts) -> Tokens:
         name, total = process.job.labels["engine"], len(prompts.rows) * prompts.tokens

@@ -119,7 +119,7 @@ class Generation(Document):
     baseline: Tokens | None = None
     """Compared with the float baseline in torch."""
     torch: Tokens | None = None
-    """Compared with the same checkpoint in torch."""
+    """Compared with the same checkpoint in torch; of a compressed one on some of the prompts."""
     quality: Quality | None = None
     """For text-to-text: BLEU and chrF."""
     float_cache: FloatCache | None = None

@@ -15,7 +15,7 @@ class Agreement(Document):
     baseline: Tokens | None = None
     """With the float baseline in torch."""
     torch: Tokens | None = None
-    """With the same checkpoint in torch."""
+    """With the same checkpoint in torch; of a compressed one on up to 32 of the prompts."""
 
 
 class CacheCost(Document):

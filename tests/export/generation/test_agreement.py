@@ -15,6 +15,7 @@ from export.builds import Build, computes_bf16
 from export.choices import Generation
 from export.export import Export
 from export.exporter import Exporter
+from export.generation import agreement as agreement_module
 from export.generation.agreement import Agreement
 from export.generation.prompts import BATCH_SIZE, Prompts, _batches, greedy, takes_padding
 from export.parity.parity import ParityError
@@ -114,6 +115,30 @@ def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> Non
     expected = predict(load_float(checkpoint("gpt2")), Preprocessor.load(tmp_path / "out" / build["folder"]), data.evaluation.rows, 32)
     near, far = (float(np.abs(one[..., 0] - expected[..., 0]).max()) for one in (floating, own))
     assert near < 1e-4 < far
+
+
+@pytest.mark.whole
+def test_a_compressed_checkpoint_answers_some_of_the_prompts_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement_module, "OWN_PROMPTS", 3)
+    baseline = Artifact(checkpoint("llama"), {"id": "baseline", "digest": "", "parents": []})
+    target = Target(engines=("onnxruntime_decoder",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
+    data = Data(random_blocks(4, 0), random_blocks(8, 1), random_blocks(8, 2), ())
+    given, out = context("gpt2", tmp_path, data=data, max_length=32, checkpoints={"baseline": baseline}, target=target), tmp_path / "out"
+    out.mkdir()
+    agreement, found = Agreement(given, SETTINGS), {}
+    for name, path, precision in (("baseline", baseline.path, "fp32"), ("quantize", checkpoint("llama", "w4a16"), "w4a16")):
+        build = Build(name, Checkpoint(path), precision, "baseline")
+        (entry,) = Exporter(build, given, out, "fp32", {}, agreement).run().engines
+        assert entry.generation is not None
+        found[name] = entry.generation
+        assert entry.generation.baseline is not None
+        assert entry.generation.baseline.prompts == SETTINGS.prompts
+    original, compressed = found["baseline"].torch, found["quantize"].torch
+    assert original is not None
+    assert compressed is not None
+    assert (original.prompts, original.identical) == (SETTINGS.prompts, SETTINGS.prompts)
+    assert (compressed.prompts, compressed.identical) == (3, 3)
+    assert found["quantize"].baseline.identical < SETTINGS.prompts  # or any rows would do
 
 
 @pytest.mark.whole
