@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from foundation.artifacts.artifact import Artifact
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
+from foundation.core.named import one_of
 from foundation.data.splits import Data
 from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import ALONE, Team
@@ -106,7 +107,8 @@ class Quantize(QuantizeSettings):
             plan_of(self.qat, key, same_shape(config, teacher)).check(config, teacher, context, self.qat.micro_batch_size)
 
     def doubts(self, context: Context) -> Iterator[str]:
-        """Yields why an engine of the target may not compute the integers of the quantized model on this processor, one line each."""
+        """Yields why an engine of the target may not compute the integers of the quantized model on this processor, or slowly, one line
+        each."""
         from foundation.schemes.int8 import has_vnni
 
         saturate = any(ENGINES[engine].products_saturate for engine in context.target.engines)
@@ -115,6 +117,13 @@ class Quantize(QuantizeSettings):
             yield (
                 f"stages.{self.title}.attention: without VNNI or AMX, OpenVINO's products of two int8 activations saturate at 16 bits on "
                 "this processor; export refuses the engine if answers change. Leave attention out, or openvino out of target.engines"
+            )
+        scheme = SCHEMES[self.scheme]
+        slow = [engine for engine in context.target.engines if ENGINES[engine].multiplies_blocks]
+        if slow and scheme.grouped and scheme.activations == "float":
+            yield (
+                f"stages.{self.title}.scheme: {self.scheme} multiplies by floats, which is slow in {one_of(slow)}; w4a8-block rounds "
+                "the inputs to int8 in blocks, and is faster there"
             )
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:

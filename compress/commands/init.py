@@ -132,11 +132,15 @@ target:
   batch_sizes: [1, 8]
 {lengths}stages:
 {finetune}{smaller}  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows{modes}
-  - export: {{}}              # ONNX with Q/DQ, engines, parity checks
+{int4}  - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
 SMALLER = """\
   # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student with fewer layers
   # - prune: {{sparsity: 0.5}}   # remove half of the multiply-accumulates of the blocks, then recover by training
+"""
+INT4 = """\
+  # - quantize: {scheme: w4a8-block, group_size: 32, symmetric: false, rounding: gptq, embeddings: true}   # instead: int4, for
+  #   onnxruntime_decoder and models built like Llama; scheme: w4a16 for openvino_genai
 """
 MODES = "; qat: trained in int8; auto: whatever max_drop requires"
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
@@ -169,6 +173,7 @@ def template(task: str, file: str) -> str:
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("3" if row.modality == "text" else "6", "minilm")
     values["smaller"], values["modes"] = ("", "") if row.two_towers else (SMALLER.format(**values), MODES)
+    values["int4"] = INT4 if generates and not row.encoder_decoder else ""
     values["drop"] = DROPS[primary(task).relative]
     values["engines"] = SCORING.partition(";")[0] if row.two_towers else SCORING
     if generates:

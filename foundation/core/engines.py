@@ -41,6 +41,8 @@ class EngineFacts:
     """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
     products_saturate: bool = False
     """Whether its products of two int8 activations saturate at 16 bits on a processor without VNNI or AMX."""
+    multiplies_blocks: bool = False
+    """Whether its products of int4 weights and int8 activations in blocks (w4a8-block) are faster than those with floats (w4a16)."""
     generates: Literal["decoder", "encoder-decoder"] | None = None
     """Architecture with which it answers prompts, with a cache of keys and values; None if it does not. Such engines are for tasks whose
     answers are tokens."""
@@ -95,6 +97,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         published=".xml",
     ),
     "onnxruntime_decoder": EngineFacts(
+        multiplies_blocks=True,
         title="ONNX Runtime, decoder",
         where="CPU; decoders of Llama's layers that answer",
         library="onnxruntime",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
@@ -214,3 +216,18 @@ def test_auto_mode_takes_a_rounding_along(context: Context) -> None:
         "qat": "nearest",
         "qat with distillation": "nearest",
     }
+
+
+@pytest.mark.parametrize(
+    ("scheme", "engines", "doubted"),
+    [
+        ("w4a16", ("openvino_genai", "onnxruntime_decoder"), True),
+        ("w4a8-block", ("onnxruntime_decoder",), False),
+        ("w8a16", ("onnxruntime_decoder",), False),
+        ("w4a16", ("openvino_genai",), False),
+    ],
+)
+def test_a_plan_notes_where_int4_by_floats_is_slow(scheme: str, engines: tuple[Any, ...], doubted: bool, context: Context) -> None:
+    doubts = list(Quantize(scheme=scheme).doubts(replace(context, target=Target(engines=engines, sequence_lengths=(8,)))))
+    assert [line for line in doubts if "onnxruntime_decoder" in line and "w4a8-block" in line] == doubts
+    assert bool(doubts) is doubted
