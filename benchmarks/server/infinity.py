@@ -2,11 +2,12 @@
 
     compress run RECIPE --out RUN          a text embedding model in the layout of sentence-transformers
     python benchmarks/server/infinity.py RUN --python ENVIRONMENT/bin/python [--engine torch] [--folder FOLDER] [--model NAME] [--turns 5]
-        [--seconds 3] [--only cosine throughput] [--out FILE]
+        [--seconds 3] [--instances 2] [--only cosine throughput] [--out FILE]
 
 ENVIRONMENT has `infinity-emb`. Infinity serves the model that the run was made of (or FOLDER, such as one that `compress publish --as onnx`
-wrote, for its engine `optimum`), with its own dynamic batching and as many threads as the run. Both servers run at once, are asked in
-turns by the same client, and share the processors with it. Each request holds one evaluation row, as JSON; vectors come as base64.
+wrote, for its engine `optimum`), with its own dynamic batching and as many threads as the run. `--instances` divides the threads of ours
+among so many processes. Both servers run at once, are asked in turns by the same client, and share the processors with it. Each request
+holds one evaluation row, as JSON; vectors come as base64.
 
     cosine       of the vectors of `--rows` texts to those of the run's first variant in torch: lowest and mean
     throughput   requests per second and p50, with 1, 8 and 64 requests under way: `/v1/embeddings` of the front, `/embeddings` of Infinity
@@ -36,7 +37,7 @@ from foundation.artifacts.run_folder import open_run
 from foundation.machine.process import environment, spawn
 from foundation.models.checkpoint import load_float
 from parts.http_load import Request, loaded
-from parts.served_model import ServedModel, arguments, carry_out, head_of, in_turns, median, ratio
+from parts.served_model import ServedModel, Settings, arguments, carry_out, head_of, in_turns, median, ratio
 from triton_repo.server import free_port
 
 UNDER_WAY = (1, 8, 64)
@@ -62,7 +63,9 @@ class Bench:
     @contextmanager
     def serving(self) -> Iterator[dict[str, tuple[str, str]]]:
         """Starts both servers; yields the route for vectors of each, and the name of its model."""
-        with self.model.serving() as ours, infinity(self.given.python, self.folder, self.given.engine, self.model.threads) as theirs:
+        count, threads = self.given.instances, self.model.threads
+        settings = Settings() if count is None else Settings(instances=count, threads=threads // count)
+        with self.model.serving(settings) as ours, infinity(self.given.python, self.folder, self.given.engine, threads) as theirs:
             yield {OURS: (f"http://{ours.service.http_address}/v1/embeddings", self.model.name), THEIRS: (f"{theirs}/embeddings", "peer")}
 
 
@@ -174,6 +177,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="interpreter of an environment with infinity-emb")
     parser.add_argument("--engine", default="torch", help="engine of Infinity")
     parser.add_argument("--folder", type=Path, help="folder that Infinity serves; default: the model of the run")
+    parser.add_argument("--instances", type=int, help="processes of our model; default: those of the run")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
