@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.report import phrases
+from compress.report import goals, phrases
 from compress.report.evaluations import Evaluation, class_names
 from compress.report.model.contents import Classes, ClassFigures, ClassRow, Contents, Majority, Served
 from compress.report.served import predictions_of
@@ -18,7 +18,7 @@ from foundation.artifacts.run_folder import Run
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE
 from foundation.measure.answers import load_predictions
-from foundation.measure.judged import OF_CLASS, known_metric
+from foundation.measure.judged import OF_CLASS
 
 
 def classes(run: Run, reference: Evaluation, served: Served | None) -> Classes | None:
@@ -81,14 +81,8 @@ def _majority(true: Array, names: Sequence[str]) -> Majority:
 def no_better(report: Contents) -> str | None:
     """Returns a warning that names every variant that is no better than a model that knows nothing (`metric.chance`); None without one."""
     metric, chance = report.metric.name, report.metric.chance
-    known = known_metric(metric)
-    if chance is None or known is None:
-        return None
-    found = []
-    for variant in report.variants:
-        value = variant.accuracy.get(REFERENCE, Accuracy()).value
-        if value is not None and (value <= chance if known.higher_is_better else value >= chance):
-            found.append(f"{variant.id} {phrases.figure(value, metric)}")
+    values = [(variant.id, variant.accuracy.get(REFERENCE, Accuracy()).value) for variant in report.variants]
+    found = [f"{name} {phrases.figure(value, metric)}" for name, value in values if goals.knows_nothing(value, report)]
     if not found:
         return None
     cause = "train longer, check labels and columns, or judge another metric"

@@ -59,6 +59,8 @@ class Decision:
     """The metric of the baseline in torch."""
     after: Accuracy
     """The metric of what is served at the hop."""
+    no_better_than: float | None
+    """The metric of a model that ignores its input, where what is served is no better at the hop; None where it is better."""
     accuracy: Mapping[str, Accuracy]
     """The metric of exactly what is served by backend."""
     drops: Mapping[str, Drop]
@@ -109,7 +111,7 @@ def decision_of(report: Contents) -> Decision:
     """Returns the decision of a run."""
     block, variant, first = report.served, goals.served_variant(report), goals.baseline(report)
     hop, accuracy = goals.last_backend(report), goals.served_accuracy(report)
-    ranking = () if block is None else block.ranking
+    after, ranking = accuracy.get(hop or "", Accuracy()), () if block is None else block.ranking
     return Decision(
         served=block,
         variant=variant,
@@ -118,7 +120,8 @@ def decision_of(report: Contents) -> Decision:
         metric=report.metric.name,
         hop=hop,
         before=goals.before(report),
-        after=accuracy.get(hop or "", Accuracy()),
+        after=after,
+        no_better_than=report.metric.chance if goals.knows_nothing(after.value, report) else None,
         accuracy=accuracy,
         drops={name: cell for name, cell in goals.served_drops(report).items() if name in accuracy},
         cost=goals.drop(report),
@@ -156,7 +159,8 @@ def _reason(reason: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal,
     later = [name for name in missed if name not in own]
     fine = sum(not one.missed for one in ranking)
     if own:
-        reason = f"no configuration meets every goal; this one misses {', '.join(own)}, and none that is faster misses fewer"
+        reason = f"no configuration meets every goal; this one misses {', '.join(own)}, "
+        reason += f"and is {_which(ranking)} of those that miss the fewest"
         return reason + (f"; the run also misses {', '.join(later)}" if later else "")
     among = f"{_which(ranking)} of the {fine} configurations" if fine < len(ranking) else f"{_which(ranking)} of {fine} configurations"
     of = f", of {len(ranking)}" if fine < len(ranking) else ""
@@ -175,4 +179,4 @@ def _which(ranking: tuple[Ranked, ...]) -> str:
     mine = ranking[0].time_ms
     if not times or not mine or mine <= min(times):
         return "the fastest"
-    return f"as fast as the fastest within {100 * (mine / min(times) - 1):.1f} %, and the smallest or simplest of such: one"
+    return f"the smallest or simplest of those within {100 * (mine / min(times) - 1):.1f} % of the fastest"

@@ -357,7 +357,7 @@ TERMS: Mapping[str, Term] = {term.key: term for terms in GROUPS.values() for ter
 
 
 def _plain(label: str) -> str:
-    return " ".join(label.replace("\u00a0", " ").split()).casefold()
+    return " ".join(label.replace("\u00a0", " ").replace("_", " ").split()).casefold()
 
 
 _BY_LABEL: Mapping[str, Term] = {_plain(label): term for term in TERMS.values() for label in (term.name, *term.labels)}

@@ -218,6 +218,14 @@ def chance_drop(report: Contents) -> tuple[float | None, str]:
     return known.drop(value, metric.chance), told
 
 
+def knows_nothing(value: float | None, report: Contents) -> bool:
+    """Whether a value of the primary metric is no better than the value of a model that ignores its input (`metric.chance`)."""
+    chance, known = report.metric.chance, known_metric(report.metric.name)
+    if value is None or chance is None or known is None:
+        return False
+    return value <= chance if known.higher_is_better else value >= chance
+
+
 def chance_bleu(report: Contents) -> tuple[float | None, str]:
     """Returns the BLEU loss of answers that do not depend on their source against the baseline, and both figures in words."""
     worth = _answered(report)[1]

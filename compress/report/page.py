@@ -110,6 +110,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["headline"] = phrases.headline
     return environment.get_template(name)
 
 

@@ -69,10 +69,10 @@ def is_error(metric: str | None) -> bool:
 
 
 def headline(metric: str) -> str:
-    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10`, `WER` and `Recall:LABEL`."""
+    """Returns the name of a metric at the start of a sentence: `Accuracy`, `Entity F1`, but `NDCG@10`, `WER` and `Recall:LABEL`."""
     if SEPARATOR in metric:
         return metric[:1].upper() + metric[1:]
-    return metric.upper() if "@" in metric or is_error(metric) else metric.capitalize()
+    return metric.upper() if "@" in metric or is_error(metric) else metric.capitalize().replace("_", " ").replace(" f1", " F1")
 
 
 def _changed(drop: float, metric: str | None) -> str:
@@ -250,6 +250,8 @@ def verdict(decision: Decision) -> list[tuple[str, bool]]:
     speed, smaller_words = _speed_words(decision.speedup, engine_name(decision.engine)), _size_words(decision.size_ratio)
     gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
     start = f"{what} is " if gained else f"{what} was not timed"
+    if decision.no_better_than is not None:
+        return [(start, False), *gained, *_worthless_words(decision), (".", False)]
     other = decision.worst_other
     also = [] if other is None else [(f"; {headline(other.metric)} moves more, from {moved(other)}", False)]
     return [(start, False), *gained, *_cost_words(decision.cost, decision.metric), *also, (".", False)]
@@ -293,6 +295,13 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
         return [(f", and {verb} {headline(str(metric))} by ", False), (amount, True), (measured, False)]
     verb, amount = "gains" if cost.value < 0 else "loses", _points(round(abs(cost.value), 4), metric)
     return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
+
+
+def _worthless_words(decision: Decision) -> list[tuple[str, bool]]:
+    """Returns that what is served is no better than a model that ignores its input: a small loss against the baseline is no praise then."""
+    metric, backend = decision.metric, engine_name(decision.hop)
+    figures = f": {metric} {figure(decision.after.value, metric)} in {backend}, against {figure(decision.no_better_than, metric)}"
+    return [(", and is ", False), ("no better than a model that knows nothing", True), (figures, False)]
 
 
 def built_in(variant: Variant) -> str:

@@ -64,11 +64,12 @@ def _accuracy(decision: Decision) -> str:
     before, after, cost, metric = decision.before, decision.after, decision.cost, decision.metric
     if decision.hop is None or cost.value is None:
         return f"not measured: {cost.reason}"
-    spread = phrases.change_interval(cost.low, cost.high, metric)
+    spread, chance = phrases.change_interval(cost.low, cost.high, metric), decision.no_better_than
+    worth = "" if chance is None else f"; no better than a model that knows nothing: {phrases.figure(chance, metric)}"
     return (
         f"{phrases.figure(before.value, metric)} in torch -> {phrases.figure(after.value, metric)} in"
         f" {phrases.engine_name(decision.hop)} (n = {phrases.rows(after)}; change {phrases.change(cost.value, metric)}"
-        f"{f', 95 % interval {spread}' if spread else ''})"
+        f"{f', 95 % interval {spread}' if spread else ''}){worth}"
     )
 
 

@@ -77,7 +77,7 @@ def flipped(report: Contents) -> list[View]:
         {
             "row": _count(line.row),
             "place": _place(line),
-            "step": f"{line.variant}, {_name(line.from_)} \u2192 {_name(line.to)}",
+            "step": _step(line),
             "before": _text(line.before),
             "after": _text(line.after),
             "label": None if line.label is None else _text(line.label),
@@ -92,6 +92,12 @@ def _place(line: Flip) -> str:
     """Returns the word, label or position of a row that the flip is of; empty where it is of the whole row."""
     of = "" if line.of is None else str(line.of)
     return of if line.position is None else f"{of} (place {line.position})".strip()
+
+
+def _step(line: Flip) -> str:
+    """Returns the two backends between which the answer changed, such as "baseline torch -> quantize torch" or "quantize: torch -> OpenVINO"."""
+    before, after = _name(line.from_), _name(line.to)
+    return f"{before} \u2192 {line.variant} {after}" if " " in before else f"{line.variant}: {before} \u2192 {after}"
 
 
 def _name(backend: object) -> str:

@@ -13,17 +13,21 @@ def sentence(report: Contents) -> str | None:
         return None
     machine = found.machine
     others = "an unknown number" if machine.other_cores is None else f"{machine.other_cores:.1f}"
-    parts = [f"Other work took {others} of the {machine.cores} cores while engines were timed"]
+    parts = [f"While engines were timed, other work used {others} of the {machine.cores} cores"]
     if machine.came_first:
-        parts.append("which waited for the engines")
+        parts[0] += " and waited for the engines"
     if machine.stolen:
-        parts.append(f"other guests of the host {100 * machine.stolen:.1f} % of the time")
+        parts.append(f"other guests of the host used {100 * machine.stolen:.1f} % of the time")
     if machine.throttled_s:
         parts.append(f"the limit of the container stopped processes for {machine.throttled_s:.1f} s")
+    sentences = ["; ".join(parts)]
     if machine.calibration_spread is not None:
-        parts.append(f"a fixed kernel between engines varied by {100 * machine.calibration_spread:.0f} %")
-    rows = f"{found.estimated} of {found.rows} latencies are estimated from processor time, {found.busy} are too noisy to judge"
-    return f"{', '.join(parts)}. {rows}."
+        sentences.append(f"The time of a fixed kernel, run between engines, varied by {100 * machine.calibration_spread:.0f} %")
+    if found.estimated or found.busy:
+        rows = f"{found.estimated} of {found.rows} latencies are estimated from processor time, {found.busy} are too noisy to judge"
+    else:
+        rows = f"All {found.rows} latencies were measured"
+    return f"{'. '.join([*sentences, rows])}."
 
 
 def mark(row: Latency) -> str | None:

@@ -8,8 +8,11 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from compress.report.classes import classes, no_better
+from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
+from compress.report.phrases import verdict
 from compress.report.report import collect
+from compress.report.summary import summary
 from foundation.artifacts.run_folder import open_run
 from foundation.labels import tags
 from foundation.labels.classes import ClassIds
@@ -94,6 +97,19 @@ def test_a_model_no_better_than_the_majority_class_is_warned_of(value: float, ch
     if found and metric == "accuracy":
         assert all(part in found for part in ("baseline", f"{100 * value:.2f} %", f"{100 * chance:.2f} %", "yes"))
         assert "quantize" not in found
+
+
+@pytest.mark.parametrize(("value", "praised"), [(0.53, True), (0.5, False)])
+def test_the_headline_does_not_praise_a_model_that_knows_nothing(value: float, praised: bool) -> None:
+    given = report(value, 0.5271)
+    given["baseline"] = "baseline"
+    given["variants"][1] |= {"accuracy": {"torch": {"value": value}}, "drops": {"torch": {"value": 0.0}}}
+    decision = decision_of(contents(given))
+    bold = [words for words, emphasized in verdict(decision) if emphasized]
+    assert any("unchanged" in words for words in bold) == praised
+    assert any("knows nothing" in words for words in bold) != praised
+    told = summary(contents(given), Path("run"))[0]
+    assert ("52.71 %" in told and "knows nothing" in told) != praised
 
 
 def test_the_warning_is_in_the_report_once(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_drop_interval_and_verdict_are_those_of_the_class() -> None:
     assert (goal["value"], goal["met"], goal["low"]) == (pytest.approx(0.2), False, found.low)
     assert phrases.figure(0.8, judged.name) == "80.00\u00a0%"
     assert phrases.headline(judged.name) == "Recall:good"
+    assert phrases.headline("entity_f1") == "Entity F1"
 
 
 def test_what_is_served_is_chosen_by_the_judged_metric(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ def test_the_sentence_has_the_figures() -> None:
     text = sentence(contents({"timings": {"rows": 12, "estimated": 5, "busy": 3, "machine": MACHINE}})) or ""
     for part in ("0.8 of the 2 cores", "waited for the engines", "2.5 s", "31 %", "5 of 12", "3 are too noisy"):
         assert part in text
+    quiet = sentence(contents({"timings": {"rows": 12, "estimated": 0, "busy": 0, "machine": MACHINE}})) or ""
+    assert "12 latencies were measured" in quiet
+    assert "estimated" not in quiet
     assert sentence(contents({})) is None, "runs of earlier versions were not watched"
 
 
