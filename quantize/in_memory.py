@@ -82,7 +82,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     scales = {layer: scales[layer] for layer in layers}
     warnings = [*steps.range_warnings(unreached), *steps.compare_ranges(figures, layers, smoothed), *steps.release_experts()]
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
-    context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
+    context.progress.log(f"  {numbers}, {len(kept)} in float, {len(steps.rows)} rows")
 
     trained: dict[str, object] = {}
     if settings.mode == "qat":

@@ -128,9 +128,8 @@ def describe(figures: Sequence[Mapping[str, object]]) -> str:
     folded = sum(figure["into"] != "input" for figure in smoothed)
     reasons = [figure["reason"] for figure in figures if figure["alpha"] is None and figure["reason"]]
     parts = [f"{folded} groups folded", f"{len(smoothed) - folded} multiplied at the input"]
-    parts += [f"{len(figures) - len(smoothed)} not smoothed"]
-    parts += [f"{len(reasons)} of them cannot be folded ({reasons[0]})"] if reasons else []
-    return ", ".join(parts)
+    why = f" ({len(reasons)} cannot be folded: {reasons[0]})" if reasons else ""
+    return ", ".join([*parts, f"{len(figures) - len(smoothed)} not smoothed{why}"])
 
 
 def smoothing_factor(input_I: Tensor, weight_I: Tensor, alpha: float) -> Tensor:

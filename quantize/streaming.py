@@ -147,7 +147,7 @@ def quantize_streamed(
         save_tables(out, row_scales)
     count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
-    context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
+    context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)
     figures |= {"tables": noise} if row_scales else {}
     figures["streamed"] = {"unit_bytes": max(model.unit_bytes().values()), "hidden_bytes": hidden_bytes}

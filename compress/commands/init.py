@@ -170,7 +170,8 @@ def template(task: str, file: str) -> str:
     generates = row.generates
     values["lengths"] = LENGTHS["questions" if row.finds_spans else "towers" if row.two_towers else row.modality]
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
-    values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
+    kept = "  # - finetune: {epochs: 3}   # trains on your labels first; with head: new it has to\n" if row.modality == "text" else ""
+    values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else kept
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("3" if row.modality == "text" else "6", "minilm")
     values["smaller"], values["modes"] = ("", "") if row.two_towers else (SMALLER.format(**values), MODES)
     values["int4"] = INT4 if generates and not row.encoder_decoder else ""

@@ -180,7 +180,7 @@ class ConsoleProgress:
             def advance(steps: int) -> None:
                 nonlocal done
                 done += steps
-                bars.update(task, advance=steps, rate=f"{done / max(self._clock() - started, 1e-9):.1f}/s")
+                bars.update(task, advance=steps, rate=_pace(done / max(self._clock() - started, 1e-9)))
 
             try:
                 yield advance
@@ -204,6 +204,11 @@ class ConsoleProgress:
             stamp = time.strftime("%H:%M:%S")
             with self.file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {message}\n")
+
+
+def _pace(rate: float) -> str:
+    """Writes steps per second; of slow steps how long one takes, where the rate would be rounded to little or nothing."""
+    return f"{1 / rate:.0f} s each" if 0 < rate < 0.2 else f"{rate:.1f}/s"
 
 
 class _PlainBar:
@@ -237,7 +242,7 @@ class _PlainBar:
             return
         rate = self._done / (now - self._started)
         left = f"{max(0.0, (self._total - self._done) / rate):.0f} s left" if rate else "no step done yet"
-        self._log(f"  {self._label}: {self._done}/{self._total}, {rate:.1f}/s, {left}")
+        self._log(f"  {self._label}: {self._done}/{self._total}, {_pace(rate)}, {left}")
         self._spoken = now
 
     def tick(self, message: str) -> None:

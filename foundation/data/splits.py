@@ -287,7 +287,7 @@ def divide(
         raise InputError(
             where, "no train rows left: all of them equal selection rows, which are never trained on", remedy="add other train rows"
         )
-    named = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
+    named = f"; {len(labels)} label{'s' if len(labels) > 1 else ''}: {_shown(labels)}" if labels else ""
     log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{named}")
     return Data(train, selection, evaluation, labels, shared=shared)
 

@@ -440,8 +440,10 @@ def read_hub(
     try:
         splits = datasets.load_dataset(path, subset)
     except Exception as error:  # network, Hub, cache and file errors have no common base class
+        parent = Path(path).parent
+        absent_here = f"{Path.cwd()} has no such file or folder{nearest(path, map(str, parent.iterdir()) if parent.is_dir() else ())}"
         advice = "give a local file or folder, or a Hub id that this machine can reach"
-        raise InputError(where, f"cannot be loaded ({reason(error)})", remedy=advice) from error
+        raise InputError(where, f"cannot be loaded ({reason(error)})", absent_here, advice) from error
     found: dict[str, tuple[list[Cells], Any]] = {}
     for name, split in splits.items():
         own = [column for column in columns if column in split.column_names or column not in optional]

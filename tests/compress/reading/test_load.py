@@ -409,6 +409,14 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         load("owner/name", subset="x")
 
 
+def test_a_misspelt_folder_that_looks_like_a_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "data" / "mrpc").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    hub(monkeypatch, ConnectionError("Couldn't reach 'data/mrcp' on the Hub"))
+    with raises_problem("data.path data/mrcp", str(tmp_path), "did you mean 'data/mrpc'"):
+        load("data/mrcp")
+
+
 def files_without_header(*names: str) -> list[dict[str, Any]]:
     return [{"file": name, "header": False, "columns": {"text": 0, "label": 1}} for name in names]
 

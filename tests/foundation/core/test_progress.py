@@ -104,6 +104,14 @@ def test_a_bar_that_has_done_nothing_yet_says_so(capsys: pytest.CaptureFixture[s
     assert shown(capsys) == ["  load: 0/4, 0.0/s, no step done yet"]
 
 
+def test_slow_steps_say_how_long_one_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with ConsoleProgress(clock=clock).bar("train", 4) as advance:
+        clock.now += 28
+        advance(1)
+    assert shown(capsys) == ["  train: 1/4, 28 s each, 84 s left"]
+
+
 def test_bars_of_one_name_inside_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     progress = ConsoleProgress(clock=Clock())
     with progress.bar("predict", 1):
