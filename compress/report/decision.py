@@ -162,13 +162,19 @@ def _reason(reason: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal,
         reason = f"no configuration meets every goal; this one misses {', '.join(own)}, "
         reason += f"and is {_which(ranking)} of those that miss the fewest"
         return reason + (f"; the run also misses {', '.join(later)}" if later else "")
+    unjudged = any(goal.met is None for goal in judged)
+    if fine == 1 < len(ranking):
+        only = f"the only one of {len(ranking)} configurations that"
+        if later:
+            return f"{only} meets the goals in its engine; the run misses {', '.join(later)}"
+        return f"{only} {'misses no goal' if unjudged else 'meets the goals'}"
     among = f"{_which(ranking)} of the {fine} configurations" if fine < len(ranking) else f"{_which(ranking)} of {fine} configurations"
     of = f", of {len(ranking)}" if fine < len(ranking) else ""
     if not judged:
         return among + of
     if later:
         return f"{among} that meet the goals in their engines{of}; the run misses {', '.join(later)}"
-    if any(goal.met is None for goal in judged):
+    if unjudged:
         return f"{among} that miss no goal{of}"
     return f"{among} that meet the goals{of}" if of else f"{among}, which all meet the goals"
 

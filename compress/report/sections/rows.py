@@ -95,7 +95,7 @@ def _place(line: Flip) -> str:
 
 
 def _step(line: Flip) -> str:
-    """Returns the two backends between which the answer changed, such as "baseline torch -> quantize torch" or "quantize: torch -> OpenVINO"."""
+    """Returns where the answer changed, such as "baseline torch -> quantize torch" or "quantize: torch -> OpenVINO"."""
     before, after = _name(line.from_), _name(line.to)
     return f"{before} \u2192 {line.variant} {after}" if " " in before else f"{line.variant}: {before} \u2192 {after}"
 

@@ -154,6 +154,14 @@ def test_the_chart_and_the_tables_mark_what_is_served_at_every_shape(report: dic
         assert row_of_table["mode"].startswith(decision.served.mode)
 
 
+@pytest.mark.parametrize(("others", "only"), [((), False), (("min_speedup",), True)])
+def test_one_configuration_that_meets_the_goals_is_called_the_only_one(others: tuple[str, ...], only: bool) -> None:
+    ranking = [{"time_ms": 1.0}, {"time_ms": 2.0, "missed": others}]
+    found = decision_of({"served": {"ranking": ranking}, "goals": [{"goal": "min_speedup", "met": True}]}).reason or ""
+    assert ("the only one of 2" in found) == only
+    assert ("fastest of 2" in found) != only
+
+
 def test_the_reason_agrees_with_the_goals(report: dict[str, Any]) -> None:
     decision = decision_of(report)
     missed = [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
