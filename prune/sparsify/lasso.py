@@ -41,6 +41,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,37 @@ def group_norms(weight_OI: Tensor, piece: Blocks) -> Tensor:
     return norms
 
 
+class Grouping(Protocol):
+    """Groups of weights that the penalty shrinks."""
+
+    @property
+    def layer(self) -> str:
+        """Name of the layer whose strength counts."""
+
+    def norms(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Returns the L2 norm of each group, float32 of any shape, given the weights by layer in the metric."""
+
+    def scale(self, layers: Mapping[str, nn.Linear], factor: Tensor) -> None:
+        """Multiplies the weights of each group by a factor, in place."""
+
+
+@dataclass(frozen=True)
+class BlockGroups:
+    """The groups of one shape in one layer."""
+
+    layer: str
+    shape: Blocks
+
+    def norms(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Returns the L2 norm of each group, float32 `[S, T]`."""
+        return group_norms(weights[self.layer], self.shape)
+
+    def scale(self, layers: Mapping[str, nn.Linear], factor: Tensor) -> None:
+        """Multiplies the weights of each group by its entry in `factor`, `[S, T]`."""
+        weight_OI = layers[self.layer].weight
+        weight_OI.mul_(spread(factor, weight_OI.shape, self.shape))
+
+
 @dataclass(frozen=True)
 class Penalty:
     """The settings of the penalty."""
@@ -93,6 +125,8 @@ class Penalty:
     """Learning rate of a step, from the step and the number of steps."""
     measure: Callable[[nn.Module], Mapping[str, Curvature]] | None = None
     """Measures the curvature of the layers; None: the metric of the weights."""
+    bundles: Sequence[Grouping] = ()
+    """Groups across layers, in place of `shapes`."""
 
 
 class Lasso(nn.Module):
@@ -112,9 +146,13 @@ class Lasso(nn.Module):
         super().__init__()
         self.objective, self.penalty, self.team, self.step = objective, penalty, team, 0
         self.layers = tuple(layers.items())  # in a tuple, so that the layers are not submodules
-        self.terms = [
-            (number, shape, f"beta_{number}_{which}") for number in range(len(layers)) for which, shape in enumerate(penalty.shapes)
+        within = [
+            (BlockGroups(name, shape), f"beta_{number}_{which}")
+            for number, name in enumerate(layers)
+            for which, shape in enumerate(penalty.shapes)
         ]
+        across = [(bundle, f"beta_{number}_0") for number, bundle in enumerate(penalty.bundles)]
+        self.terms: Sequence[tuple[Grouping, str]] = across or within
         for name, value in self._measured(model).items():  # buffers, so that a resumed training continues with the same values
             self.register_buffer(name, value)
 
@@ -131,15 +169,14 @@ class Lasso(nn.Module):
         if step % max(1, steps_in(self.penalty.reweight, num_steps)) == 0:
             for name, value in self._measured(model).items():
                 setattr(self, name, value)
-        values = [self._in_metric(number) for number in range(len(self.layers))]
-        norms = [group_norms(values[number], shape) for number, shape, _ in self.terms]
-        betas: list[Tensor] = [getattr(self, name) for *_, name in self.terms]
+        values = {name: self._in_metric(number) for number, (name, _) in enumerate(self.layers)}
+        norms = [grouping.norms(values) for grouping, _ in self.terms]
+        betas: list[Tensor] = [getattr(self, name) for _, name in self.terms]
         lambdas = self.lambdas(norms, betas, step, num_steps)
         eta = self.penalty.rate(step - 1, num_steps)
-        for (number, shape, _), norm_ST, beta_ST, strength in zip(self.terms, norms, betas, lambdas, strict=True):
-            weight_OI = self.layers[number][1].weight
-            factor_ST = 1 - eta * strength * beta_ST / norm_ST.clamp(min=SMALLEST)
-            weight_OI.mul_(spread(factor_ST.clamp(min=0), weight_OI.shape, shape))
+        for (grouping, _), norm, beta_now, strength in zip(self.terms, norms, betas, lambdas, strict=True):
+            factor = 1 - eta * strength * beta_now / norm.clamp(min=SMALLEST)
+            grouping.scale(dict(self.layers), factor.clamp(min=0))
 
     def _measured(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the factors of the metric and beta, as they are now, by name of their buffer."""
@@ -155,8 +192,7 @@ class Lasso(nn.Module):
             for number, (name, _) in enumerate(self.layers):
                 found |= {f"outputs_{number}": factors[name].outputs_O, f"inputs_{number}": factors[name].inputs_I}
                 weights[name] = in_metric(weights[name], factors[name])
-        values = list(weights.values())
-        return found | {name: beta(values[number], shape) for number, shape, name in self.terms}
+        return found | {name: beta(grouping.norms(weights)) for grouping, name in self.terms}
 
     def _in_metric(self, number: int) -> Tensor:
         """Returns the weights of a layer in the metric, float32 `[O, I]`."""
@@ -169,11 +205,12 @@ class Lasso(nn.Module):
         """Returns lambda for each layer and kind of group; 0 where it is found at every step and no step is left."""
         penalty = self.penalty
         left = sum(penalty.rate(later, num_steps) for later in range(step, steps_in(PENALIZED, num_steps)))
-        share = 1 - (1 - penalty.target) ** (1 / len(penalty.shapes))  # a weight of a row and a column goes with either
+        kinds = 1 if penalty.bundles else len(penalty.shapes)
+        share = 1 - (1 - penalty.target) ** (1 / kinds)  # a weight of a row and a column goes with either
         needed = [(norm_ST / beta_ST).flatten() for norm_ST, beta_ST in zip(norms, betas, strict=True)]
         found = [quantile(torch.cat(needed), share)] * len(needed) if penalty.together else [quantile(one, share) for one in needed]
         automatic = [value / left if left else 0.0 for value in found]
-        given = [penalty.strengths[self.layers[number][0]] for number, *_ in self.terms]
+        given = [penalty.strengths[grouping.layer] for grouping, _ in self.terms]
         return [auto if fixed is None else fixed for auto, fixed in zip(automatic, given, strict=True)]
 
 
@@ -182,9 +219,9 @@ def quantile(values: Tensor, share: float) -> float:
     return float(values.kthvalue(max(1, math.ceil(share * values.numel() - 1e-9))).values)
 
 
-def beta(weight_OI: Tensor, piece: Blocks) -> Tensor:
-    """Returns the penalty weight of each group, float32 `[S, T]`."""
-    return 1 / (group_norms(weight_OI, piece) + EPSILON)
+def beta(norms: Tensor) -> Tensor:
+    """Returns the penalty weights of groups with these norms."""
+    return 1 / (norms + EPSILON)
 
 
 def strengths(names: Sequence[str], usual: float | None, others: Mapping[str, float]) -> dict[str, float | None]:

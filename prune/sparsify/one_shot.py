@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from foundation.training.kept_zeros import keeps_zeros
 from prune.forward_order import Features, in_forward_order, products, squares
-from prune.sparsify.patterns import Pattern, mask
+from prune.sparsify.patterns import MatrixPattern, mask
 from prune.sparsify.sparsegpt import sparsegpt
 from prune.sparsify.wanda import wanda
 
@@ -29,7 +29,7 @@ def zero_weights(
     method: OneShot,
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
-    pattern: Pattern,
+    pattern: MatrixPattern,
     sparsity: float,
     batches: Callable[[], Sequence[Features]],
     key: str,

@@ -3,6 +3,7 @@
     unstructured   the highest scores, of the whole matrix or per output
     N:M            at most N of every M consecutive inputs of an output; NVIDIA's sparse tensor cores multiply 2:4 (Mishra et al. 2021,
                    https://arxiv.org/abs/2104.08378). An incomplete last group also keeps up to N
+    slices of K    whole heads and K neurons at a time, in all matrices that read or write them (`prune.sparsify.slices`)
     block R x C    whole blocks of R outputs and C inputs, as in Li et al. 2020, https://arxiv.org/abs/2009.08065. Blocks start at the first
                    row and column, so blocks at the right and bottom edges may be smaller; a block's score is a mean over its weights, so
                    that small blocks are not at a disadvantage
@@ -59,10 +60,22 @@ class Blocks:
         return f"block {self.rows} x {self.columns}"
 
 
-Pattern = Unstructured | NM | Blocks
+@dataclass(frozen=True)
+class Slices:
+    """Whole heads, and `lines` neurons that follow one another, in all matrices that read or write them (`prune.sparsify.slices`)."""
+
+    lines: int
+
+    def __str__(self) -> str:
+        return f"slices of {self.lines}"
 
 
-def mask(scores_OI: Tensor, pattern: Pattern, sparsity: float, by_output: bool = False) -> Tensor:
+MatrixPattern = Unstructured | NM | Blocks
+"""Patterns that each matrix follows by itself."""
+Pattern = MatrixPattern | Slices
+
+
+def mask(scores_OI: Tensor, pattern: MatrixPattern, sparsity: float, by_output: bool = False) -> Tensor:
     """Returns which weights stay, bool `[O, I]`.
 
     Args:

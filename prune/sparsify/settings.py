@@ -21,7 +21,10 @@ N_OF_M = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
 
 
 LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints
-ALLOWED = 'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), or {block: [R, C]} is allowed'
+ALLOWED = (
+    'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), {block: [R, C]} or {slices: K} '
+    "is allowed"
+)
 
 
 def _text(value: object) -> str:
@@ -37,11 +40,26 @@ def _known(value: str) -> str:
     return value
 
 
+def _form(given: object) -> str:
+    """Returns the tag of a form of pattern."""
+    if isinstance(given, SlicePattern) or (isinstance(given, Mapping) and "slices" in given):
+        return "SlicePattern"
+    return "BlockPattern" if isinstance(given, Mapping | BlockPattern) else "str"
+
+
 class BlockPattern(Config):
     """Zeros in whole blocks."""
 
     block: tuple[Annotated[int, Field(ge=1, le=65536)], Annotated[int, Field(ge=1, le=65536)]]
     """Outputs and inputs of a block; blocks at the edges may be smaller. For lasso, the rows or columns of these blocks are the groups."""
+
+
+class SlicePattern(Config):
+    """Zeros in whole slices, which `compact` removes."""
+
+    slices: Annotated[int, Field(ge=1, le=65536)]
+    """Neurons that are zeroed together, in every matrix that reads or writes them: 16, 32 and 64 suit the kernels of engines. Heads are
+    zeroed whole. Neurons are first sorted by importance, so that slices hold neurons alike."""
 
 
 class Learning(Recover):
@@ -94,7 +112,7 @@ class LassoSettings(Config):
 
 
 class SparsifySettings(ModelStage):
-    """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
+    """Sets weights in the blocks' matrices to zero; shapes stay the same. Of whole slices `compact` makes speed; others claim none."""
 
     NAME: ClassVar[str] = "sparsify"
 
@@ -102,10 +120,13 @@ class SparsifySettings(ModelStage):
     """magnitude: the smallest weights; wanda: the smallest weight times input norm; sparsegpt: those whose removal the other weights
     compensate best, which are updated; movement: learned in training, weights that move towards 0; lasso: learned with a group penalty."""
     pattern: Annotated[
-        Annotated[str, BeforeValidator(_text), AfterValidator(_known), Tag("str")] | Annotated[BlockPattern, Tag("BlockPattern")],
-        Discriminator(lambda given: "BlockPattern" if isinstance(given, Mapping | BlockPattern) else "str"),
+        Annotated[str, BeforeValidator(_text), AfterValidator(_known), Tag("str")]
+        | Annotated[BlockPattern, Tag("BlockPattern")]
+        | Annotated[SlicePattern, Tag("SlicePattern")],
+        Discriminator(_form),
     ] = "unstructured"
-    """Sparsity pattern. unstructured; N:M in quotes, such as "2:4": at most N of every M consecutive inputs stay; a map: whole blocks."""
+    """Sparsity pattern. unstructured; N:M in quotes, such as "2:4": at most N of every M consecutive inputs stay; a map: whole blocks
+    (`block: [R, C]`), or whole heads and slices of neurons (`slices: 32`), which `compact` turns into speed."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of every layer's weights to set to 0. Absent: 0.5; N:M patterns determine it."""
     exclude: tuple[str, ...] = ()
@@ -125,7 +146,7 @@ class SparsifySettings(ModelStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        from prune.sparsify.patterns import NM, Blocks
+        from prune.sparsify.patterns import NM, Blocks, Slices
 
         pattern = self.zeros
         for name, settings in (("learning", self.learning), ("recover", self.recover)):
@@ -135,9 +156,13 @@ class SparsifySettings(ModelStage):
             raise ValueError(f"sparsity: {self.sparsity:g} given; {pattern} sets it to {self.target:g}: leave it out")
         if self.method == "movement" and isinstance(pattern, NM):
             raise ValueError(f"pattern: {pattern} given; movement supports unstructured or a block")
-        if self.method == "lasso" and not isinstance(pattern, Blocks):
+        if isinstance(pattern, Slices) and self.method not in ("magnitude", "lasso"):
+            raise ValueError(f"method: {self.method} given with {pattern}; give magnitude or lasso")
+        if isinstance(pattern, Slices) and self.lasso.threshold == "balanced":
+            raise ValueError(f"lasso.threshold: balanced given with {pattern}; give layer or model")
+        if self.method == "lasso" and not isinstance(pattern, Blocks | Slices):
             raise ValueError(
-                f"pattern: {pattern} given; lasso needs a block, whose rows or columns are its groups, such as block: [256, 256]"
+                f"pattern: {pattern} given; lasso needs a block, whose rows or columns are its groups, such as block: [256, 256], or slices"
             )
         if self.lasso.threshold == "balanced" and self.lasso.groups == "both":
             raise ValueError("lasso.threshold: balanced given with groups: both; give groups: rows or columns, or threshold: layer")
@@ -148,10 +173,12 @@ class SparsifySettings(ModelStage):
     @property
     def zeros(self) -> Pattern:
         """The sparsity pattern."""
-        from prune.sparsify.patterns import NM, Blocks, Unstructured
+        from prune.sparsify.patterns import NM, Blocks, Slices, Unstructured
 
         if isinstance(self.pattern, BlockPattern):
             return Blocks(*self.pattern.block)
+        if isinstance(self.pattern, SlicePattern):
+            return Slices(self.pattern.slices)
         found = N_OF_M.fullmatch(self.pattern)
         return Unstructured() if found is None else NM(int(found[1]), int(found[2]))
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from foundation.core.inverse_factor import inverse_factor
-from prune.sparsify.patterns import NM, Blocks, Pattern, block_means, block_sizes, highest_blocks, mask, num_zeros, spread
+from prune.sparsify.patterns import NM, Blocks, MatrixPattern, block_means, block_sizes, highest_blocks, mask, num_zeros, spread
 
 DAMPING = 0.01
 STRETCH = 128
@@ -35,7 +35,7 @@ STRETCH = 128
 def sparsegpt(
     weight_OI: Tensor,
     hessian_II: Tensor,
-    pattern: Pattern,
+    pattern: MatrixPattern,
     sparsity: float,
     damping: float = DAMPING,
     held_OI: Tensor | None = None,
@@ -100,7 +100,7 @@ def reachable_by_strips(shape: tuple[int, int] | torch.Size, pattern: Blocks, sp
     return gone
 
 
-def _together(pattern: Pattern) -> int:
+def _together(pattern: MatrixPattern) -> int:
     """Returns how many inputs the mask is chosen for at once."""
     match pattern:
         case NM():

@@ -9,8 +9,9 @@ heads that zeros have disconnected, and every engine is faster by that.
     lasso                          train with a penalty, zero the smallest groups `prune.sparsify.lasso`
     recover                        fine-tune with the zeros held                  `prune.recovery`, `foundation.training.kept_zeros`
 
-The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity, unless lasso ranks the groups of all
-layers. The checkpoint is marked so that every later training holds its zeros; rounding to symmetric integer grids keeps them anyway.
+The patterns are in `prune.sparsify.patterns`; slices, which the stage `compact` turns into speed, in `prune.sparsify.slices`. Every linear
+layer of the blocks gets the same sparsity, unless lasso ranks the groups of all layers, or magnitude all slices. The checkpoint is marked
+so that every later training holds its zeros; rounding to symmetric integer grids keeps them anyway.
 Calibration rows come from the train split. Whole blocks cannot reach every sparsity: a layer that ends far from the target is an error
 before anything is trained.
 
@@ -21,7 +22,7 @@ Not supported: a sparsity per layer; experts stored as one stacked tensor; model
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,14 +47,16 @@ if TYPE_CHECKING:
     from prune.sparsify.curvature import Curvature
     from prune.sparsify.lasso import Penalty
     from prune.sparsify.patterns import Blocks
+    from prune.sparsify.slices import Bundle
 
 ZEROED, FIGURES = "zeroed", "zeroed.json"
 NO_SPEED = "engines multiply zeros like any other number: no speed is claimed"
+SLICES = "compact removes these slices, and every engine is faster by that"
 TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on, where it is told to and finds it so: no speed is claimed"
 
 
 class Sparsify(SparsifySettings):
-    """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
+    """Sets weights in the blocks' matrices to zero; shapes stay the same. Of whole slices `compact` makes speed; others claim none."""
 
     VERSION: ClassVar[int] = 5
 
@@ -101,7 +104,7 @@ class Sparsify(SparsifySettings):
         """
         from foundation.models.checkpoint import save
         from prune.sparsify.figures import layer_figures, unread_figures
-        from prune.sparsify.patterns import NM
+        from prune.sparsify.patterns import NM, Slices
         from prune.sparsify.settings import RECOVERY
         from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
         from prune.together import Cut, broadcast_cut
@@ -119,7 +122,7 @@ class Sparsify(SparsifySettings):
         rows = [layer_figures(name, layer.weight.detach(), self.zeros) for name, layer in layers.items()]
         zeros, weights = (sum(row[key] for row in rows) for key in ("zeros", "weights"))
         unread = unread_figures(model, self.key)
-        speed = TWO_FOUR if self.zeros == NM(2, 4) else NO_SPEED
+        speed = TWO_FOUR if self.zeros == NM(2, 4) else SLICES if isinstance(self.zeros, Slices) else NO_SPEED
         share = f"{zeros / weights:.2%} of the weights of {len(rows)} layers are 0 ({self.zeros})"
         dead = f"{unread['heads']} heads and {unread['neurons']} neurons are never read; " if unread.get("heads") is not None else ""
         context.progress.log(f"  {share}; {dead}{speed}")
@@ -149,6 +152,7 @@ class Sparsify(SparsifySettings):
         """Returns the sparse model before its fine-tuning, and its figures; a finished one is loaded from the scratch folder."""
         from foundation.models.checkpoint import load, save
         from foundation.training.kept_zeros import keep_zeros
+        from prune.sparsify.patterns import Slices
         from prune.sparsify.target_layers import check_reachable, target_layers
         from prune.together import Cut, broadcast_cut
 
@@ -161,6 +165,8 @@ class Sparsify(SparsifySettings):
             return load(folder), found
         model = load(source)
         check_reachable(self, target_layers(self, model))  # an earlier stage may have made layers smaller than `check` could know
+        if isinstance(self.zeros, Slices):
+            model = self._with_neurons_sorted(model, source, context)
         if self.learns:
             broadcast_cut(context.team, Cut(model, source, None), context.scratch)
             figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
@@ -177,16 +183,20 @@ class Sparsify(SparsifySettings):
         from foundation.machine.device import computing_device
         from prune.calibration import calibration_batches
         from prune.sparsify.one_shot import zero_weights
+        from prune.sparsify.patterns import Slices
         from prune.sparsify.target_layers import target_layers
 
         assert not self.learns, self.method
-        layers = target_layers(self, model.to(computing_device()))
+        if isinstance(self.zeros, Slices):
+            self._zero_slices(model, {name: layer.weight.detach() for name, layer in target_layers(self, model).items()})
+            return {"unreached": []}
+        layers, pattern = target_layers(self, model.to(computing_device())), self.zeros
 
         def features() -> list[Features]:
             return [batch.features for batch in calibration_batches(model, source, self.rows, context, "")]
 
         with context.progress.bar(f"{self.title}: {self.method}", len(layers)) as advance:
-            unreached = zero_weights(self.method, model, layers, self.zeros, self.target, features, self.key, advance)  # type: ignore[arg-type]
+            unreached = zero_weights(self.method, model, layers, pattern, self.target, features, self.key, advance)  # type: ignore[arg-type]
         model.cpu()
         if unreached:
             context.progress.warn(
@@ -206,10 +216,15 @@ class Sparsify(SparsifySettings):
         """Trains with the penalty, then zeroes the smallest groups."""
         from prune.sparsify.lasso import QUANTILES, balanced_mask, layer_mask, model_masks, pieces, quantiles
         from prune.sparsify.one_shot import zero_gone
-        from prune.sparsify.patterns import Blocks
+        from prune.sparsify.patterns import Blocks, Slices
         from prune.sparsify.target_layers import target_layers
 
         blocks, settings = self.zeros, self.lasso
+        if isinstance(blocks, Slices):
+            history = self._learn(model, source, context)
+            layers = target_layers(self, model)
+            self._zero_slices(model, self._in_metric(model, layers, self._measure(layers, source, context)))
+            return {"unreached": [], "learning": _history_figures(history)}
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
         measure = self._measure(layers, source, context)
@@ -229,24 +244,56 @@ class Sparsify(SparsifySettings):
         groups = {"metric": settings.metric, "quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
 
+    def _zero_slices(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Zeroes the smallest slices of the model in place, given its weights in the metric."""
+        from prune.sparsify.slices import slice_masks, zero_slices
+        from prune.sparsify.target_layers import target_layers
+
+        found = self._bundles(model, weights)
+        together = self.method == "magnitude" or self.lasso.ranking == "model"
+        zero_slices(target_layers(self, model), found, slice_masks(weights, found, self.target, together))
+
+    def _bundles(self, model: nn.Module, layers: Collection[str]) -> Sequence[Bundle]:
+        """Returns the slices of a model."""
+        from foundation.models.architecture.structure import Structure
+        from prune.sparsify.patterns import Slices
+        from prune.sparsify.slices import bundles
+
+        assert isinstance(self.zeros, Slices), self.zeros
+        return bundles(model, Structure.of(model, self.key), layers, self.zeros.lines)
+
+    def _with_neurons_sorted(self, model: nn.Module, source: Path, context: Context) -> nn.Module:
+        """Returns the model with the neurons of each block sorted by size in the metric of the method."""
+        from foundation.models.architecture.structure import Structure
+        from prune.sparsify.slices import with_neurons_sorted
+        from prune.sparsify.target_layers import target_layers
+
+        layers = target_layers(self, model)
+        measure = self._measure(layers, source, context) if self.method == "lasso" else None
+        return with_neurons_sorted(model, Structure.of(model, self.key), self._in_metric(model, layers, measure), self.key)
+
     def _learn(self, model: nn.Module, source: Path, context: Context) -> History:
         """Trains the model in place, with all processes: with scores for its weights (movement), or with the penalty (lasso)."""
         from prune.sparsify.lasso import Lasso, pieces
         from prune.sparsify.movement import Movement, insert
-        from prune.sparsify.patterns import NM, Blocks
+        from prune.sparsify.patterns import NM, Blocks, Slices
         from prune.sparsify.settings import LEARNING
         from prune.sparsify.target_layers import target_layers
 
         context = replace(context, team=Team(context.team.rank, context.team.size))
         layers, pattern = target_layers(self, model), self.zeros
+        measure = self._measure(layers, source, context) if self.method == "lasso" else None
         wrap_objective: Callable[[Objective], Objective]
         if self.method == "movement":
-            assert not isinstance(pattern, NM), pattern
+            assert not isinstance(pattern, NM | Slices), pattern
             insert(model, layers, pattern)
             wrap_objective = partial(Movement, sparsity=self.target, warmup=self.movement.warmup, cooldown=self.movement.cooldown)
         else:
-            assert isinstance(pattern, Blocks), pattern
-            penalty = self._penalty(layers, pieces(pattern, self.lasso.groups), self._measure(layers, source, context))
+            assert isinstance(pattern, Blocks | Slices), pattern
+            shapes = pieces(pattern, self.lasso.groups) if isinstance(pattern, Blocks) else ()
+            penalty = self._penalty(layers, shapes, measure)
+            if isinstance(pattern, Slices):
+                penalty = replace(penalty, bundles=self._bundles(model, layers))
             wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model, team=context.team)
         return self._train(model, self.learning, source, context, LEARNING, wrap_objective)
 

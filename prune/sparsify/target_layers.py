@@ -71,7 +71,7 @@ def check_reachable(settings: SparsifySettings, layers: Mapping[str, nn.Linear])
 def reachable_sparsity(settings: SparsifySettings, outputs: int, inputs: int) -> float:
     """Returns the sparsity that the stage reaches in a matrix `[outputs, inputs]`."""
     blocks, shape, target = settings.zeros, (outputs, inputs), settings.target
-    if not isinstance(blocks, Blocks):
+    if not isinstance(blocks, Blocks):  # slices are counted over all layers, whose number of groups is large
         return target
     if settings.method == "sparsegpt":
         return reachable_by_strips(shape, blocks, target) / (outputs * inputs)

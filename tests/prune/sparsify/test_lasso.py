@@ -107,7 +107,7 @@ def test_the_step_minimizes_its_proximal_problem(shape: tuple[int, int], block: 
     layer = nn.Linear(shape[1], shape[0])
     layer.weight.data = weight_of(shape, seed)
     weight, piece = layer.weight.detach().clone(), pieces(Blocks(*block), "rows")[0]
-    beta_ST = beta(weight, piece)
+    beta_ST = beta(group_norms(weight, piece))
     lasso({"a": layer}, penalty_of(block, "rows", strengths={"a": strength}, reweight=1.0))(nn.Identity(), batch_of(1))
 
     def value(candidate: Tensor) -> float:
@@ -180,7 +180,7 @@ def test_groups_are_weighed_again_at_equal_distances(reweight: float, num_steps:
     weighed = [0]  # when it was made
     for step in range(num_steps):
         layer.weight.data *= 0.9
-        before, now = objective.beta_0_0.clone(), beta(layer.weight.detach(), Blocks(1, 2))
+        before, now = objective.beta_0_0.clone(), beta(group_norms(layer.weight.detach(), Blocks(1, 2)))
         objective(nn.Identity(), batch_of(step, num_steps))
         if not torch.equal(before, objective.beta_0_0):
             weighed.append(step)
