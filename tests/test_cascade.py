@@ -216,6 +216,20 @@ def test_a_plan_predicts_the_mean_time(tmp_path: Path) -> None:
     assert "15 %" in line or "15%" in line
 
 
+def test_a_plan_takes_the_shares_of_an_earlier_run(made: Path, tmp_path: Path) -> None:
+    """Its path answers another bound, too: a bound that nothing passes lets every row go on."""
+    shutil.copytree(made, tmp_path / "run" / "stages" / "cascade-earlier")
+    known = read(Cascade, made / FILE)
+    chosen = known.certificate.path.points[known.certificate.path.chosen].escalated[0] / known.certificate.n
+    for cascade, share in ((CASCADE, chosen), ({**CASCADE, "max_disagreement": 0.0135, "confidence": 0.9}, None)):
+        (line,) = [line for line in describe(recipe(tmp_path, cascade), tmp_path / "run").splitlines() if line.startswith("cascade:")]
+        quantized, original = (float(found) for found in re.findall(r"\(([\d.]+) ms\)", line))
+        found = float(re.findall(r"([\d.]+)% go on", line)[0]) / 100
+        assert found == pytest.approx(chosen, abs=0.006) if share is not None else found > chosen
+        assert float(re.findall(r"about ([\d.]+) ms", line)[0]) == pytest.approx(quantized + found * original, rel=0.1)
+        assert "earlier run" in line
+
+
 def test_rows_of_training_are_refused(tmp_path: Path) -> None:
     leak = {"files": ["certify.tsv", "train.tsv"]}
     with raises_problem("data.certify.files", "120 of 320 rows", "drop"):

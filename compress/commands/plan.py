@@ -86,7 +86,7 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'memory':>10} {'time':>10}  range",
         *(step.line for step in steps),
         *facts["below"],
-        *planned_cascade.lines(recipe, facts["steps"], known),
+        *planned_cascade.lines(recipe, facts["steps"], known, folder),
         *_fetched(steps, store_of(recipe.store)),
         *_total(steps, todo, written, room),
         *(f"warning: {line}" for line in short.warned),
