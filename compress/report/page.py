@@ -22,7 +22,7 @@ from compress.report.model.contents import Contents, Goal
 from compress.report.model.variant import Variant
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy, rows, timings
-from compress.report.sections.cascade import cascade
+from compress.report.sections.cascade import cascade, headline
 from compress.report.sections.choice import choice
 from compress.report.sections.compact import compaction
 from compress.report.sections.divided import divided
@@ -54,7 +54,8 @@ def render(report: Contents) -> str:
     page = template("report.html.j2").render(
         name=report.name or "unnamed run",
         facts=_facts(report),
-        verdict=phrases.verdict(decision),
+        verdict=headline(report) or phrases.verdict(decision),
+        alone=phrases.verdict(decision) if headline(report) else None,
         goals_sentence=phrases.goals_sentence(decision.goals),
         state=state_of(decision.goals),
         figures=_figures(decision),

@@ -171,10 +171,11 @@ def _judged_metric(judged: Judged, baseline: Evaluation) -> JudgedMetric:
 
 
 def _triton(run: Run) -> Triton:
-    """Returns the models of every repository, and the search over the settings of the served model, where one was asked for."""
+    """Returns the models of every repository, the search over settings, where one was asked for, and the cascade, where there is one."""
     found = evaluations.repository(run)
-    models = (*found.models, *found.additional)
-    return Triton(models=models) if found.tuned is None else Triton(models=models, tuned=found.tuned)
+    made = Triton(models=(*found.models, *found.additional))
+    made = made if found.tuned is None else made.with_(tuned=found.tuned)
+    return made if found.cascade is None else made.with_(cascade=found.cascade)
 
 
 def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[VariantTiming]) -> Variant:

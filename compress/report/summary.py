@@ -11,6 +11,7 @@ from pathlib import Path
 from compress.report import phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.model.contents import Contents, Goal
+from compress.report.sections.cascade import headline
 
 WIDTH = 12
 """Width of the name column, characters."""
@@ -25,18 +26,19 @@ def summary(report: Contents, folder: Path) -> list[str]:
         folder: The run folder.
 
     Returns:
-        One line each for the judged metric, speed and size, and what is served, one for another metric that lost far more, one for the
-        goals if there are any, one for every goal that was missed or not judged, one for every finding that does not hold, and the path of
-        the HTML page.
+        One line for a served cascade, one each for the judged metric, speed and size, and the chosen single model, one for another metric
+        that lost far more, one for the goals if there are any, one for every goal that was missed or not judged, one for every finding
+        that does not hold, and the path of the HTML page.
     """
-    decision = decision_of(report)
+    decision, cascade = decision_of(report), headline(report)
     metric, other = decision.metric, decision.worst_other
     lines = [
+        *([] if cascade is None else [_line("served", "".join(text for text, _ in cascade))]),
         _line(metric or "accuracy", _accuracy(decision)),
         *([] if other is None else [_line(other.metric, phrases.moved(other))]),
         _line("speed", _speed(decision)),
         _line("size", _size(decision)),
-        *([_line("served", f"{phrases.configuration(decision.served)}: {decision.reason}")] if decision.served else []),
+        *_chosen(decision, "served" if cascade is None else "alone"),
     ]
     judged = decision.goals
     if judged:
@@ -44,6 +46,11 @@ def summary(report: Contents, folder: Path) -> list[str]:
     lines += [_line("", text) for text in _open_goals(judged, metric)]
     lines += [_line("finding", _unmet(found, metric)) for found in decision.findings if found.met is False]
     return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
+
+
+def _chosen(decision: Decision, name: str) -> Iterator[str]:
+    if decision.served:
+        yield _line(name, f"{phrases.configuration(decision.served)}: {decision.reason}")
 
 
 def missed_goals(report: Contents) -> list[str]:

@@ -206,6 +206,8 @@ class Triton(Document):
     """The models of the repository."""
     tuned: Tuned | None = None
     """The search over settings; absent without `triton_repo.tune`."""
+    cascade: CascadeModel | None = None
+    """The certified cascade of the repository, which is served; absent without one."""
     reason: str | None = None
     """Reason for missing models; absent otherwise."""
 

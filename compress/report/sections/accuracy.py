@@ -349,7 +349,7 @@ def served(report: Contents) -> View:
             ],
             "reason": model.reason or "no load test was run",
         }
-        for model in report.triton.models
+        for model in (*report.triton.models, *([] if report.triton.cascade is None else [report.triton.cascade]))
     ]
     reasons = [variant.accuracy.get(name, Accuracy()).reason for variant in reversed(report.variants) for name in SERVERS]
     given = next((reason for reason in reasons if reason), None)

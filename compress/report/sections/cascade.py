@@ -35,6 +35,25 @@ def cascade(report: Contents) -> View | None:
     }
 
 
+def headline(report: Contents) -> list[tuple[str, bool]] | None:
+    """Returns what is served in one sentence, where it is the cascade; None where it is a single model.
+
+    Returns:
+        The parts of the sentence, each with whether it is printed bold.
+    """
+    found = report.cascade
+    if found is None or not found.tiers or report.triton.cascade is None:
+        return None
+    certificate, names = found.certificate, ", then ".join(tier.variant for tier in found.tiers)
+    sure = f" of its answers are other ones than those of {found.original.variant}, with confidence {percent(certificate.confidence)}"
+    parts = [(f"A cascade ({names}) is served: at most ", False), (percent(certificate.bound), True), (sure, False)]
+    if found.times is None or not found.times.tiers:
+        return [*parts, (".", False)]
+    mean, last = (f"{phrases.milliseconds(one.mean_ms)}{phrases.SPACE}ms" for one in (found.times.cascade, found.times.tiers[-1]))
+    instead = f" on average instead of {last} in the engine of {found.original.variant}."
+    return [*parts, (", and a row takes ", False), (mean, True), (instead, False)]
+
+
 def promise(found: Cascade) -> str:
     """Returns the certificate in one sentence."""
     certificate = found.certificate

@@ -1,5 +1,6 @@
 """The certificate on the page: the promise, its tiers, and what a goal says of it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from foundation.artifacts.cascade import Cascade
 from foundation.standalone.confidence import KEEP_ALL
 from tests.compress.report.test_page import make_report
 from tests.html_tree import tree
-from tests.plain_reports import contents, judge, render
+from tests.plain_reports import contents, judge, render, summary
+
+FOLDER = Path("runs/x")
 
 
 def made(**more: Any) -> dict[str, Any]:
@@ -108,6 +111,17 @@ def test_the_page_says_what_the_certificate_does_not_cover() -> None:
     for part in ("another distribution", "risk against coverage", "872 evaluation rows"):
         assert part in section.text.replace("\u00a0", " ").lower()
     assert not list(tree(render(make_report())).all("section", id="cascade"))
+
+
+def test_the_headline_is_the_cascade_where_it_is_served() -> None:
+    report = {**make_report(), "cascade": made()}
+    served = {**report, "triton": {**report.get("triton", {}), "cascade": {"model": "cascade"}}}
+    for parts in ("small, then quantize, then baseline", "at most 1 %", "confidence 95 %", "2.00 ms", "12.0 ms"):
+        assert parts in next(iter(tree(render(served)).all("h1"))).text.replace("\u00a0", " ")
+        assert parts in summary(served, FOLDER)[0]
+    assert not [line for line in summary(served, FOLDER)[1:] if line.startswith("served")]
+    for other in (report, {**served, "cascade": None}):
+        assert "A cascade" not in next(iter(tree(render(other)).all("h1"))).text
 
 
 @pytest.mark.parametrize(("limit", "met"), [(0.02, True), (0.01, True), (0.005, False)])
