@@ -182,7 +182,7 @@ def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log:
             without_limits(repository_of(run.folder), Path(folder, "repository")), environment.check(), run.folder / "triton.log"
         ) as server,
     ):
-        for model in evaluations.served(run):
+        for model in evaluations.answering(run):
             key = f"{model.model}.triton"
             if key in recorded:
                 prepared = prepared_of(repository_of(run.folder) / str(model.model))
@@ -200,7 +200,7 @@ def _running(run: Run, url: str, ca: str, rows: Sequence[Row], recorded: dict[st
     repository, models = repository_of(run.folder), {model.folder: model for model in models_in(run.folder)}
     with Probe(address_of(url, None, "--url", ca)) as server:
         log(f"{server.address}: {server.about()}")
-        for model in evaluations.served(run):
+        for model in evaluations.answering(run):
             name, key = str(model.model), f"{model.model}.triton"
             if key not in recorded:
                 continue

@@ -144,6 +144,12 @@ def served(run: Run) -> tuple[TritonModel, ...]:
     return repository(run).models
 
 
+def answering(run: Run) -> tuple[TritonModel, ...]:
+    """Returns the same models and, after them, the cascade of the repository."""
+    found = repository(run)
+    return found.models if found.cascade is None else (*found.models, found.cascade)
+
+
 def repository(run: Run) -> Results:
     """Returns the contents of triton.json; empty without a model repository."""
     made = run.of_kind("model_repository")
@@ -192,7 +198,7 @@ def write_golden(run: Run, data: Data) -> None:
         if evaluation.backend not in SERVERS:
             tensors[f"logits.{evaluation.variant}.{evaluation.backend}"] = np.ascontiguousarray(evaluation.logits[chosen])
     made = run.of_kind("model_repository")
-    for model in served(run):
+    for model in answering(run):
         if model.predictions and made:
             logits = load_logits(made.path / model.predictions)
             tensors[f"logits.{model.model}.{model.server}"] = np.ascontiguousarray(logits[chosen])

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
+from compress.commands.rollout import answer, rollout
+from compress.commands.verify import verify
 from compress.pipeline import run
 from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import open_run
@@ -28,6 +30,7 @@ from triton_repo.cascade.layout import NAME, write_cascade
 from triton_repo.cascade.served.metrics import FAMILIES, PREFIX
 from triton_repo.cascade.settings import Audit
 from triton_repo.config import Scheduling
+from triton_repo.control import Control
 from triton_repo.deployment import models_in, repository_of
 from triton_repo.load.connection import Address
 from triton_repo.load.load import examine, load_test
@@ -190,9 +193,17 @@ def test_a_run_with_a_cascade_is_served_under_its_name(tmp_path, monkeypatch):
     models, others = divided(models_in(folder), everything=False)
     assert [(model.name, model.folder) for model in models] == [("tiny", NAME)]
     assert {model.folder for model in others} == {"baseline-fp32", "quantize-int8"}
-    with server_of(repository_of(folder), tmp_path / "log", models=models) as served:
+    said: list[str] = []
+    service = server_of(repository_of(folder), tmp_path / "log", models=models)
+    with Control(folder, lambda request, say: answer(service, models, request, say)), service as served:
         rows = list(sentiment.rows(20))
         answers = client.evaluate(served.grpc_address, "tiny", rows, 4)
+        done = rollout(folder, folder, log=said.append)  # to the same run: versions differ, answers do not
+        again = client.evaluate(served.grpc_address, "tiny", rows, 4)
+        assert verify(folder, live=True, url=served.grpc_address, log=said.append) == []
+    assert [(one["model"], one["after"]) for one in done["models"]] == [("tiny", "2")]
+    assert len([line for line in said if line.startswith("cascade.triton") and "60 golden rows, 0 flips" in line]) == 2
+    np.testing.assert_array_equal(again.logits, answers.logits)
     assert answers.contradiction(prepared_of(repository_of(folder) / NAME)) is None
     assert answers.tiers is not None
     assert set(answers.tiers) <= {1, 2}
