@@ -4,12 +4,12 @@ A certificate is about rows that took part in nothing: a row that trained a tier
 than it seems to. So rows whose content is a train, selection or evaluation row end the run, or are left out (`data.certify.shared`). What
 trained the user's own model before the run is not known here.
 
-Read are tables, and folders and archives of images and sounds.
+Read are tables, CoNLL files, and folders and archives of images and sounds. Of sentences whose words have tags only the words are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from compress.reading import label_sets, labels
 from compress.reading.class_folders import KINDS, is_archive, read_files
+from compress.reading.sentences import is_conll, read_conll, sentence_of
 from compress.reading.sources import HEADED, QUOTED, Source, check_file, row_of
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
@@ -26,11 +27,12 @@ from foundation.data.config import DataConfig, FileConfig
 from foundation.data.splits import CertifyRows, Data, input_key
 from foundation.data.tables import Table, read_table, suffix
 from foundation.labels.form import Labels
+from foundation.labels.tags import OUTSIDE
 from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.standalone.preprocess import Row
 
 KEY = "data.certify"
-FORMS = ("class", "set")
+FORMS = ("class", "set", "tags")
 """Forms of answers whose rows are read here."""
 
 
@@ -53,7 +55,7 @@ def with_certify(data: Data, config: DataConfig, task: Task, log: Callable[[str]
         able = tasks_with(lambda row: row.answer.CONFIDENCE in FORMS)
         raise InputError(KEY, f"given for {task}", f"{able} is allowed", "leave it out")
     sources = [_read(entry, config, task) for entry in config.certify.files]
-    labelled = all(source.labels for source in sources)
+    labelled = all(source.labels for source in sources) and not TASKS[task].tags
     rows = [row for source in sources for row in source.rows]
     known = _known(data)
     new = [number for number, row in enumerate(rows) if input_key(row) not in known]
@@ -101,6 +103,8 @@ def _read(entry: FileConfig, config: DataConfig, task: Task) -> Source:
         for file in read_files(path, kind, limit):
             check_file(file.data, kind, file.place)
             source.add(file.data, file.label, file.place)
+    elif facts.tags:
+        source = _sentences(path, entry, config, limit)
     else:
         columns = entry.columns.over(config.columns).named(task)
         if entry.columns.label is None:
@@ -116,6 +120,20 @@ def _read(entry: FileConfig, config: DataConfig, task: Task) -> Source:
             source.places.append(number)
     if not source.rows:
         raise InputError(str(path), "no rows", "at least one is needed")
+    return source
+
+
+def _sentences(path: Path, entry: FileConfig, config: DataConfig, limit: Limit) -> Source:
+    """Reads the words of the sentences of a table or a CoNLL file; sentences without a word are left out."""
+    column = entry.columns.over(config.columns).named("token-classification")["tokens"]
+    header = entry.header if entry.header is not None else config.header or suffix(path) not in HEADED
+    table = Table(path, (column,), header, limit, key=f"{KEY}.files.columns")
+    source = Source(str(path), unit="line" if is_conll(path) else table.unit)
+    for number, (words, *_) in read_conll(table) if is_conll(path) else read_table(table):
+        tags = [OUTSIDE] * len(words) if isinstance(words, Sized) else []
+        text, tagged = sentence_of(words, tags, (), table.place(number))
+        if tagged.words:
+            source.add(text, None, number)
     return source
 
 

@@ -88,7 +88,8 @@ class Cascade(CascadeSettings):
             allowed = f"{needed} are needed if none of them is answered otherwise, {more} if three are"
             raise InputError("data.certify.files", given, allowed, "give more rows, a larger bound or less confidence")
         if self.max_drop is not None and rows.labels is None:
-            raise InputError(f"{self.key}.max_drop", "given, and the certificate rows have no labels", remedy="give columns.label there")
+            remedy = "leave it out: tags are not read there" if TASKS[context.task].tags else "give columns.label there"
+            raise InputError(f"{self.key}.max_drop", "given, and the certificate rows have no labels", remedy=remedy)
         return rows
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Json]:

@@ -75,6 +75,17 @@ def test_pairs_and_sets_are_read(tmp_path: Path) -> None:
     assert sets.labels.array.tolist() == [[True, True], [False, False]]
 
 
+def test_of_sentences_with_tags_the_words_are_read(tmp_path: Path) -> None:
+    task = "token-classification"
+    found = read(tmp_path, "-DOCSTART- O\n\nJohn B-NEW\nlives O\n\n\na\tO\nfilm O\n\nin O\nYork X\n", "new.conll", task, shared="drop")
+    assert (found.rows, found.labels, found.shared) == (["John lives", "in York"], None, 1)
+    table = '{"words": ["in", "New York", ""]}\n{"words": []}\n{"words": ["one"]}\n'
+    assert read(tmp_path, table, "new.jsonl", task, columns={"tokens": "words"}).rows == ["in New York", "one"]
+    for wrong in ('"in York"', "3"):
+        with raises_problem("new.jsonl line 1", "lists of the same length"):
+            read(tmp_path, f'{{"words": {wrong}}}\n', "new.jsonl", task, columns={"tokens": "words"})
+
+
 @pytest.mark.parametrize("leak", ["a bad film", "a good one", "the end", "the  end"])
 def test_a_row_of_any_split_is_refused_or_left_out(tmp_path: Path, leak: str) -> None:
     text = f"text\nfirst row\n{leak}\nsecond row\n"
