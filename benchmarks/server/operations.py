@@ -1,11 +1,12 @@
 """What a served run does when things go wrong: overload, roll-over, deaths, damaged files, slow and hostile clients, and starts.
 
     compress run RECIPE --out RUN --set 'stages.triton_repo.queue={max_requests: 64, timeout_ms: 250}'
-    python benchmarks/server/operations.py RUN [--next RUN2] [--model NAME] [--seconds 120] [--only overload rollover ...] [--out FILE]
+    python benchmarks/server/operations.py RUN [--next RUN2] [--model NAME] [--grpc triton] [--seconds 120] [--only overload rollover ...]
+        [--out FILE]
 
-Each scenario serves the run as `compress serve` does (front, Triton, supervisor) and sends its evaluation rows with the load generator of
-`compress bench --server`, as a Poisson process. Capacity is the throughput of 32 requests under way. Prints and writes JSON: figures of the
-load beside each scenario, hardware and versions. The load generator runs on the same machine as the server.
+Each scenario serves the run as `compress serve` does (front, Triton, supervisor; `--grpc` is its option) and sends its evaluation rows with
+the load generator of `compress bench --server`, as a Poisson process. Capacity is the throughput of 32 requests under way. Prints and
+writes JSON: figures of the load beside each scenario, hardware and versions. The load generator runs on the same machine as the server.
 
     overload   3 times the capacity for --seconds, then how long until requests are answered as before
     rollover   half the capacity, while the model is rolled over to the one of RUN2 (default: RUN), and while a damaged one is refused; and
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import numpy as np
@@ -65,9 +66,11 @@ from triton_repo.client import RequestError, evaluate, infer
 from triton_repo.config import model_names
 from triton_repo.cpu_engines.openvino import Engine
 from triton_repo.deployment import repository_of
+from triton_repo.entrance import Entrance
 from triton_repo.front.inference import INFER
 from triton_repo.live import without_limits
 from triton_repo.load.settings import Load
+from triton_repo.ports import Grpc
 from triton_repo.queueing import read_policy
 from triton_repo.service import Service
 
@@ -90,14 +93,21 @@ class Bench:
     """The run to roll over to."""
     seconds: float
     timeout_ms: float
+    entrance: Entrance
     capacity: float = 0.0
 
     @contextlib.contextmanager
     def serving(self, folder: Path | None = None) -> Iterator[Service]:
         """Serves a run, or this one."""
+        with self.served(repository_of(folder or self.model.run)) as running:
+            yield running
+
+    @contextlib.contextmanager
+    def served(self, repository: Path) -> Iterator[Service]:
+        """Serves a repository."""
         with (
             tempfile.TemporaryDirectory() as logs,
-            Service(repository_of(folder or self.model.run), environment.check(), Path(logs, "log")) as running,
+            Service(repository, environment.check(), Path(logs, "log"), entrance=self.entrance) as running,
         ):
             yield running
 
@@ -175,7 +185,7 @@ def _unlimited(bench: Bench) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         repository = without_limits(repository_of(bench.following), Path(folder, "repository"))
-        with Service(repository, environment.check(), Path(folder, "log")) as running:
+        with bench.served(repository) as running:
             return bench.beside(running, lambda: asdict(running.roll_over(bench.model.name, repository / bench.model.name, check)))
 
 
@@ -352,18 +362,20 @@ def main() -> None:
     """Runs the scenarios and prints what came of them."""
     parser = arguments(__doc__, SCENARIOS, seconds=120.0)
     parser.add_argument("--next", type=Path, default=None)
+    parser.add_argument("--grpc", choices=get_args(Grpc), default="front", help="who answers gRPC")
     given = parser.parse_args()
     model = ServedModel.of(given.run.resolve(), given.model)
     queue = read_policy(model.config)
     if queue.timeout_ms is None:
         raise SystemExit(f"{given.run}: {model.name} has no time-out; give stages.triton_repo.queue, as above")
-    bench = Bench(model, (given.next or given.run).resolve(), given.seconds, queue.timeout_ms)
+    bench = Bench(model, (given.next or given.run).resolve(), given.seconds, queue.timeout_ms, Entrance(grpc=given.grpc))
     with bench.serving() as running:
         bench.load(running, Load(concurrency=TOGETHER, seconds=3.0))
         bench.capacity = bench.load(running, Load(concurrency=TOGETHER, seconds=10.0))["throughput_per_s"]
     head = {
         "environment": fingerprint(),
         "model": bench.model.name,
+        "grpc": given.grpc,
         "queue": queue.model_dump(),
         "capacity_per_s": bench.capacity,
         "load_average": psutil.getloadavg(),

