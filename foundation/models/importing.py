@@ -205,11 +205,11 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
             replaced = brought(source, "model.path")
             info = {**info, "missing": info["missing"] - replaced}
             model = merged(model, source, "model.path")
-        head = {name for name in model.state_dict() if _is_head(name, model.base_model_prefix)}
+        head = _head(model)
         _check_weights(source, config, model.base_model_prefix, head, info)
         drawn = info["missing"] | info["mismatched"]
         if config.head == "new":
-            drawn |= {name for name in head if ".pooler." not in name}
+            drawn |= {name for name in head if "pooler" not in name.split(".")}
             model = _with_new(model, drawn, config.task)
     return model, sorted(drawn)
 
@@ -280,9 +280,18 @@ def _check_names(source: Path, stored: Sequence[str], parameters: set[str], pref
         )
 
 
-def _is_head(name: str, prefix: str) -> bool:
-    """Whether a weight belongs to the head: it is outside the backbone, or in the pooler, which language model checkpoints lack."""
-    return not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")
+def _head(model: PreTrainedModel) -> set[str]:
+    """Returns the names of the weights of the head: outside the backbone, or in the pooler, which language model checkpoints lack.
+
+    A model that is its own backbone, as those of embeddings, two towers and T5 are, has no name before its weights: its head is what gives
+    the logits of words, if there is any.
+    """
+    if model.base_model is not model:
+        prefix = model.base_model_prefix
+        return {name for name in model.state_dict() if not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")}
+    words = model.get_output_embeddings()
+    heads = ("pooler", *(name for name, module in model.named_modules() if words is not None and module is words))
+    return {name for name in model.state_dict() if name.startswith(tuple(f"{head}." for head in heads))}
 
 
 def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str], info: Mapping[str, set[str]]) -> None:

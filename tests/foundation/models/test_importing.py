@@ -87,6 +87,23 @@ def test_a_new_head_differs_from_one_of_the_same_size(tiny_bert: Path, out: Path
     assert torch.equal(old["bert.pooler.dense.weight"], new["bert.pooler.dense.weight"])
 
 
+@pytest.mark.parametrize("task", ["sentence-embedding", "retrieval"])
+def test_a_model_of_vectors_has_no_head_to_draw(task: str, tiny_bert: Path, out: Path) -> None:
+    """The body of a classifier is kept as it is; it used to be drawn anew, since none of its names begins as those of a body do."""
+    figures = import_model(named(tiny_bert, task=task, head="new", embedding={"pooling": "mean"}), (), 0, out)
+    assert figures["new_weights"] == []
+    source, made = load_file(tiny_bert / "model.safetensors"), load_file(out / "model.safetensors")
+    body = {name.removeprefix("bert.") for name in source if name.startswith("bert.")}
+    assert made.keys() == {name for name in body if not name.startswith("pooler.")}, "such vectors need no pooler"
+    assert all(torch.equal(value, source[f"bert.{name}"]) for name, value in made.items())
+
+
+def test_a_model_of_vectors_without_weights_is_no_model_with_a_new_head(tiny_bert: Path, folder: Path, out: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.pop("bert.embeddings.word_embeddings.weight"))
+    with pytest.raises(InputError, match="1 weights are missing"):
+        import_model(named(folder, task="sentence-embedding", head="new", embedding={"pooling": "mean"}), (), 0, out)
+
+
 def test_a_language_model_needs_a_new_head(folder: Path, bert_config: dict[str, Any], out: Path) -> None:
     AutoModelForMaskedLM.from_config(AutoConfig.for_model(**bert_config)).save_pretrained(folder)
     refused(named(folder), out, "is a BertForMaskedLM; text-classification needs a BertForSequenceClassification: give model.head: new")
