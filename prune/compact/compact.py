@@ -5,7 +5,7 @@
     FFN neurons that stay                         reordered, so that rows and columns with zeros in the same places lie side by side
 
 What is left is an ordinary smaller model, which every later stage takes, and which every engine runs faster. Zeros inside the matrices that
-remain are the business of `export.compaction`, which multiplies only the rows and columns that hold a number.
+remain are multiplied like other numbers.
 
 That the outputs are the same is checked on training rows, each time: some architectures mix heads in ways that no surgery follows. Several
 processes do not help; the first one does it all.
@@ -72,7 +72,7 @@ class Compact(ModelStage):
             (largest absolute difference of an output on `rows` training rows); `seconds` (of the compaction, without loading and saving).
 
         Raises:
-            InputError: The model has no zeros that disconnect anything and no heads that can be identified, or the outputs would change.
+            InputError: The outputs would change.
         """
         from foundation.models.architecture.structure import Structure
         from foundation.models.checkpoint import load, save
