@@ -4,8 +4,7 @@
 #
 # Seen (2026-11-29): results are kept in ~/.cache/mteb by name and revision, by default, and a SentenceTransformer that is built from modules, or
 # loaded from a local folder, is "no_model_name/available" in "no_revision_available". The first such model decides: an embedder of random numbers
-# has the perfect score 1.0 of the model before it, where its own is 0.04, and a model that was compressed or trained on has the scores of its
-# original. A message at level INFO says that results exist. With cache=None each model is run. A name in model_card_data tells models apart.
+# has the perfect score 1.0 of the model before it, where its own is 0.04. With cache=None each model is run. A name in model_card_data tells models apart.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

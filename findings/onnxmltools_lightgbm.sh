@@ -3,8 +3,8 @@
 # The guess was that it refuses what it cannot write, as it refuses the objectives fair and mape.
 #
 # Seen (2026-11-29): linear trees keep the constants of their leaves alone (off by 8 % of the spread), the predictions of reg_sqrt are not squared
-# (141 %), those of a random forest of 50 trees are half as large as they should be (a forest is divided by 100 whatever it has), and `sigmoid` of a
-# classifier is taken for 1 (probabilities off by 0.05 on average, of other rows by more). All convert and run, and nothing warns. The same models
+# (141 %), those of a random forest of 50 trees are half as large as they should be, and `sigmoid` of a
+# classifier is taken for 1 (probabilities off by 0.05 on average). All convert and run, and nothing warns. The same models
 # without the setting, a forest of 100 trees among them, agree to five digits.
 set -euo pipefail
 folder=$(mktemp -d)

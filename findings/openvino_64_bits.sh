@@ -3,9 +3,9 @@
 # double. The guess was that a model with the types of its ONNX file computes in them, or is refused.
 #
 # Seen (2026-11-29): 2^31 + 1 is -2147483647, a product of 3,000,000,000 is -1294967296, and a sum that is too large ends at -2^31. The largest of some
-# times in microseconds is not the largest. The remainder of an int32 is wrong from 2^24 on as well: of ids of nine digits that are hashed into 1,000
+# times in microseconds is not the largest. The remainder of a large int32 is wrong as well: of ids of nine digits that are hashed into 1,000
 # rows of an embedding one in forty gets its row. 1e300 in double is 3.4e38, and 1e8 + 1 - 1e8 is 0. Nothing warns. ONNX Runtime 1.31.1 has all of
-# them right; below 2^24, as token ids are, both agree.
+# them right; on ids of seven digits both agree.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

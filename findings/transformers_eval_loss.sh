@@ -6,7 +6,7 @@
 # Seen (2026-11-29): the mean of a batch over its tokens counts once for each of its rows, so that a row of 4 tokens in a batch of its own weighs as
 # much as one of 32. A language model that knows the long texts has an eval_loss of 5.70 row by row and of 1.01 in batches of 64, a perplexity of 298
 # or of 2.7. And logging_nan_inf_filter, on by default, drops batches that are NaN or infinite as long as one is left: a float16 copy that
-# overflows on 56 of 64 rows has an eval_loss of 0.0004, its float32 original 0.25, so that load_best_model_at_end would keep the broken one. In
+# overflows on 56 of 64 rows has an eval_loss of 0.0004, its float32 original 0.25. In
 # batches of 8 it is NaN. Nothing warns.
 set -euo pipefail
 folder=$(mktemp -d)
