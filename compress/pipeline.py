@@ -55,6 +55,7 @@ from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
 from foundation.machine.process import keep_freed_memory
 from foundation.measure.chance import nothing_right
+from foundation.measure.judged import shared_by
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
@@ -156,7 +157,8 @@ def _opened(folder: Path, judge: Judge, progress: ConsoleProgress) -> Iterator[N
 def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> None:
     """Warns of data and goals that are allowed but probably not what was meant."""
     seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), warn_if_lengths_differ(context.data))
-    for warning in filter(None, (*seen, *recipe.goals.questions())):
+    predictions = shared_by(recipe.model.task, recipe.goals.metric, context.data.evaluation.labels, context.data.labels)
+    for warning in filter(None, (*seen, *recipe.goals.questions(predictions))):
         context.progress.warn(warning)
 
 

@@ -16,6 +16,7 @@ from compress.run.inputs import num_truncated
 from compress.run.prepare import noted, prepare
 from compress.run.sharing import offered
 from foundation.core.progress import ConsoleProgress
+from foundation.measure.judged import shared_by
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
 from foundation.models.size import count
@@ -56,7 +57,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
     above = [
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
         *_truncated(recipe, planned[0].config, context),
-        *recipe.goals.questions(),
+        *recipe.goals.questions(shared_by(recipe.model.task, recipe.goals.metric, data.evaluation.labels, data.labels)),
         *noted(recipe, planned[0].config, context),
     ]
     steps = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -10,6 +11,8 @@ from foundation.core.config import Config
 
 SUSPICIOUS = 0.2
 """From here on a fraction looks like points or percent."""
+ENOUGH = 10
+"""Evaluation rows that `max_drop` is to be worth at least."""
 
 
 class LatencyGoal(Config):
@@ -66,9 +69,21 @@ class Goals(Config):
             raise ValueError(f"a fraction of 0 to 1 is allowed: give {value / 100:.4g} for {value:g} points or percent")
         return value
 
-    def questions(self) -> list[str]:
-        """Returns one line for each goal that is allowed but probably not what was meant."""
-        if self.max_drop is None or self.max_drop < SUSPICIOUS:
+    def questions(self, predictions: int | None = None) -> list[str]:
+        """Returns one line for each goal that is allowed but probably not what was meant.
+
+        Args:
+            predictions: Number of judged predictions, where the judged metric is a share of them; None for other metrics.
+        """
+        if self.max_drop is None:
+            return []
+        if predictions and 0 < self.max_drop < 1 / predictions:
+            one = f"one of {predictions} evaluation predictions is {100 / predictions:.2g} points"
+            return [
+                f"goals.max_drop: {self.max_drop:g} given, but {one}: the goal is met where none is lost, which says little of other rows; "
+                f"give at least {math.ceil(ENOUGH / self.max_drop)} evaluation rows"
+            ]
+        if self.max_drop < SUSPICIOUS:
             return []
         points, meant = f"{100 * self.max_drop:.4g} points (percent for perplexity)", f"{self.max_drop / 100:.4g}"
         much = "every model meets it" if self.max_drop == 1 else "this lets the model get far worse"

@@ -22,6 +22,7 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError, Problem, nearest
+from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import METRICS, Metric, metric_of
@@ -50,6 +51,21 @@ class Judged:
             return figures[self.name]
         logits, labels = load_predictions(predictions, self.task)
         return self.metric.of(*labels.values(logits))
+
+
+def shared_by(task: Task, metric: str | None, true: Labels, labels: Sequence[str]) -> int | None:
+    """Returns the number of predictions that the judged metric is a share of; None for other metrics, such as a correlation.
+
+    Args:
+        task: The task.
+        metric: `goals.metric`; None: the primary metric.
+        true: The labels of the judged rows.
+        labels: Names of the classes.
+
+    Raises:
+        InputError: The task has no such metric, or the data no such class.
+    """
+    return true.count() if judged_of(task, metric, labels).metric.is_share else None
 
 
 def judged_of(task: Task, metric: str | None, labels: Sequence[str]) -> Judged:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compress.recipe import Recipe, check
@@ -11,6 +12,8 @@ from compress.run.prepare import prepare
 from foundation.core.errors import InputError
 from foundation.core.goals import Goals
 from foundation.core.progress import ConsoleProgress
+from foundation.labels.classes import ClassIds
+from foundation.measure.judged import shared_by
 from tests.tiny_recipes import tiny_vit
 
 TEXT = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}
@@ -60,6 +63,21 @@ def test_a_drop_that_looks_like_points_is_questioned(given: float, asks: bool) -
     questions = Goals(max_drop=given).questions()
     assert len(questions) == asks
     assert all("goals.max_drop" in line and f"{given / 100:g}" in line for line in questions)
+
+
+@pytest.mark.parametrize(
+    ("given", "predictions", "rows"), [(0.01, 12, "1000"), (0.01, 100, None), (0.01, 99, "1000"), (0, 12, None), (0.01, None, None)]
+)
+def test_a_drop_of_less_than_one_prediction_is_questioned(given: float, predictions: int | None, rows: str | None) -> None:
+    questions = Goals(max_drop=given).questions(predictions)
+    assert len(questions) == (rows is not None)
+    assert all(f"one of {predictions} " in line and f"at least {rows} " in line for line in questions)
+
+
+@pytest.mark.parametrize(("metric", "expected"), [(None, 7), ("f1", 7), ("matthews", None)])
+def test_predictions_are_counted_for_metrics_that_are_shares_of_them(metric: str | None, expected: int | None) -> None:
+    labels = ClassIds(np.array([0, 1, 1, 0, 1, 0, 1]))
+    assert shared_by("text-classification", metric, labels, ("a", "b")) == expected
 
 
 @pytest.mark.parametrize("given", [1.5, 2, 50])
