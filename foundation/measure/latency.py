@@ -141,8 +141,8 @@ class Table:
             self.advance(1 if turn < TURNS else 0)
 
     def more_turns(self, shape: Shape, live: Sequence[int]) -> None:
-        """Lets engines take further turns at a shape while their intervals are wide, with those that they are compared with: the first one,
-        which is the reference, and the fastest."""
+        """Lets engines take further turns at a shape while their intervals are wide, with those that they are compared with: the fastest,
+        and up to `MAX_TURNS` the first one, which is the reference."""
         for turn in range(TURNS, SHORT_TURNS):
             cells = {index: self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live}
             wide = {index for index, cell in cells.items() if self._is_wide(index, shape, turn, cell)}
@@ -150,7 +150,8 @@ class Table:
                 self.advance(SHORT_TURNS - turn)
                 return
             fastest = min(cells, key=lambda index: cells[index].p50)
-            self.turn(shape, turn, sorted(wide | {live[0], fastest}), BLOCKS[-1])
+            reference = {live[0]} if turn < MAX_TURNS else set()  # its calls are the longest
+            self.turn(shape, turn, sorted(wide | reference | {fastest}), BLOCKS[-1])
             self.advance(1)
 
     def _is_wide(self, index: int, shape: Shape, turn: int, cell: Figures) -> bool:

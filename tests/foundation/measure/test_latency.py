@@ -125,6 +125,14 @@ def test_short_calls_take_turns_until_their_interval_is_narrow(
     assert len(row.turns_ms) == expected
 
 
+def test_the_reference_takes_no_part_in_the_turns_of_short_calls(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    medians = {"reference": itertools.repeat(5.0), "noisy": itertools.cycle([0.2, 0.4]), "fast": itertools.repeat(0.1)}
+    monkeypatch.setattr(Cell, "ask", lambda self, process, *_: Turn(np.full(9, next(medians[process.job.name]))))
+    rows = measure([Scripted(name, log) for name in medians], [(1, 8)], told, watch=Still())
+    assert {row.engine: len(row.turns_ms) for _, row in rows} == {"reference": MAX_TURNS, "noisy": SHORT_TURNS, "fast": SHORT_TURNS}
+
+
 def test_short_calls_end_when_they_have_taken_their_time(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     medians = itertools.cycle([1.0, 1.2])
     monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(200, next(medians))))
