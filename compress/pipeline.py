@@ -25,7 +25,7 @@ from compress.report.model.contents import Contents
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.opened import opened
-from compress.run.prepare import prepare
+from compress.run.prepare import prepare, questionable_goals
 from compress.run.resident import Resident
 from compress.run.sharing import Sharing, opened_store
 from compress.run.split_sizes import write_sizes
@@ -55,7 +55,6 @@ from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
 from foundation.machine.process import keep_freed_memory
 from foundation.measure.chance import nothing_right
-from foundation.measure.judged import shared_by
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
@@ -157,8 +156,7 @@ def _opened(folder: Path, judge: Judge, progress: ConsoleProgress) -> Iterator[N
 def _warn_of_data_and_goals(recipe: Recipe, context: Context, judge: Judge) -> None:
     """Warns of data and goals that are allowed but probably not what was meant."""
     seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), warn_if_lengths_differ(context.data))
-    predictions = shared_by(recipe.model.task, recipe.goals.metric, context.data.evaluation.labels, context.data.labels)
-    for warning in filter(None, (*seen, *recipe.goals.questions(predictions))):
+    for warning in filter(None, (*seen, *questionable_goals(recipe, context.data))):
         context.progress.warn(warning)
 
 

@@ -13,10 +13,9 @@ from compress.recipe import Recipe
 from compress.report import phrases
 from compress.run.buckets import measured_at
 from compress.run.inputs import num_truncated
-from compress.run.prepare import noted, prepare
+from compress.run.prepare import noted, prepare, questionable_goals
 from compress.run.sharing import offered
 from foundation.core.progress import ConsoleProgress
-from foundation.measure.judged import shared_by
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
 from foundation.models.size import count
@@ -57,7 +56,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
     above = [
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
         *_truncated(recipe, planned[0].config, context),
-        *recipe.goals.questions(shared_by(recipe.model.task, recipe.goals.metric, data.evaluation.labels, data.labels)),
+        *questionable_goals(recipe, data),
         *noted(recipe, planned[0].config, context),
     ]
     steps = [

@@ -245,7 +245,7 @@ def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> d
 
 def _confidence(answer: Answer, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Confidence] | None:
     """Judges the margin of a variant in every backend by which rows the baseline in torch answers otherwise; None for other answers."""
-    # The answer is asked, not the labels: those of zero-shot data are classes, while the model answers with vectors.
+    # Labels of zero-shot data are classes too, but the model answers with vectors: the labels do not decide.
     if answer.CONFIDENCE != "class" or reference.logits.shape[1] < 2:
         return None
     found = {}

@@ -61,9 +61,9 @@ class Source(Stage):
     def depends(self, context: Context) -> object:
         """Returns the digest of the source model and the labels; the training rows do not matter."""
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
-        # Such a model used to be drawn anew as a whole.
-        kept = {"body": "kept"} if self.model.head == "new" and not context.facts.answer.FROM_HEAD else {}
-        return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels), **kept}
+        # Earlier versions initialized every weight of such a model: their artifacts must not be reused.
+        body = {"body": "kept"} if self.model.head == "new" and not context.facts.answer.FROM_HEAD else {}
+        return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels), **body}
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> Mapping[str, object]:
         """Writes the checkpoint; this step has no parent."""

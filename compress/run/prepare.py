@@ -26,7 +26,7 @@ from foundation.data.splits import Data, Judge
 from foundation.labels.tasks import num_classes
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
-from foundation.measure.judged import judged_of, problem_with
+from foundation.measure.judged import judged_of, num_predictions, problem_with
 from foundation.models.adapters import model_folder
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.files import find
@@ -130,6 +130,15 @@ def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[s
     if not recipe.model.facts.generates or config.is_encoder_decoder or isinstance(tokenizer, TrainedTokenizer):
         return notes
     return (*notes, *_check_conversations(recipe, config, tokenizer))
+
+
+def questionable_goals(recipe: Recipe, data: Data) -> list[str]:
+    """Returns one line for each goal that is allowed but probably not what was meant.
+
+    Raises:
+        InputError: The task has no metric that `goals.metric` names, or the data no such class.
+    """
+    return recipe.goals.questions(num_predictions(recipe.model.task, recipe.goals.metric, data.evaluation.labels, data.labels))
 
 
 def _check_conversations(recipe: Recipe, config: PreTrainedConfig, tokenizer: str | None) -> tuple[str, ...]:

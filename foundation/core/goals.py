@@ -12,7 +12,7 @@ from foundation.core.config import Config
 SUSPICIOUS = 0.2
 """From here on a fraction looks like points or percent."""
 ENOUGH = 10
-"""Evaluation rows that `max_drop` is to be worth at least."""
+"""Fewest evaluation predictions that `max_drop` should allow to be lost."""
 
 
 class LatencyGoal(Config):
@@ -79,10 +79,8 @@ class Goals(Config):
             return []
         if predictions and 0 < self.max_drop < 1 / predictions:
             one = f"one of {predictions} evaluation predictions is {100 / predictions:.2g} points"
-            return [
-                f"goals.max_drop: {self.max_drop:g} given, but {one}: the goal is met where none is lost, which says little of other rows; "
-                f"give at least {math.ceil(ENOUGH / self.max_drop)} evaluation rows"
-            ]
+            rows = math.ceil(ENOUGH / self.max_drop)
+            return [f"goals.max_drop: {self.max_drop:g} given, but {one}: a single lost answer misses the goal; give at least {rows} rows"]
         if self.max_drop < SUSPICIOUS:
             return []
         points, meant = f"{100 * self.max_drop:.4g} points (percent for perplexity)", f"{self.max_drop / 100:.4g}"

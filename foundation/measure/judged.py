@@ -53,8 +53,8 @@ class Judged:
         return self.metric.of(*labels.values(logits))
 
 
-def shared_by(task: Task, metric: str | None, true: Labels, labels: Sequence[str]) -> int | None:
-    """Returns the number of predictions that the judged metric is a share of; None for other metrics, such as a correlation.
+def num_predictions(task: Task, metric: str | None, true: Labels, labels: Sequence[str]) -> int | None:
+    """Counts the predictions that the judged metric is a share of; None for other metrics, such as a correlation.
 
     Args:
         task: The task.

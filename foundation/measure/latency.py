@@ -10,9 +10,9 @@ A machine that does something else too is watched. Where the system allows it, t
 (`foundation.machine.priority`). Disturbed samples (`foundation.measure.samples`) are taken again, until a block has as
 many undisturbed ones as it needs, or twice as many in all. A block in which time was stolen or throttled, or the machine was slow
 (`foundation.machine.load`), is taken again as a whole, `REPEATED` of all blocks at most. While the interval of a median is wider than
-`WIDE`, a shape gets more turns, up to `MAX_TURNS`. Calls of a fraction of a millisecond get more of them, up to `SHORT_TURNS`, until the
-interval is narrower than `NARROW`: their turns last as long as a phase of the machine does, and differ by a half where the medians of many
-turns repeat. A figure whose noise stays is marked `busy`.
+`WIDE`, a shape gets more turns, up to `MAX_TURNS`. Calls of a fraction of a millisecond get up to `SHORT_TURNS`, until the interval is
+narrower than `NARROW`. A turn of such calls is shorter than a slow phase of the machine, so single turns differ by up to half. A figure
+whose noise stays is marked `busy`.
 
 Without a race each engine and shape gets at least 30 samples, then more up to 200 samples or 3 s. With one (`foundation.measure.race`) the
 first turn is short, and engines that cannot win any more leave after it.
@@ -44,7 +44,7 @@ MAX_SECONDS = 3.0
 WIDE = 0.1
 """Half-width of the 95 % interval of a median, relative, above which a shape gets another turn."""
 SHORT_TURNS, SHORT_SECONDS, NARROW = 30, 1.5, 0.03
-"""The same for an engine whose samples at a shape took less than `SHORT_SECONDS` together."""
+"""Most turns, and half-width of the interval, for an engine whose samples at a shape took less than `SHORT_SECONDS` in all."""
 REPEATED = 0.25
 Shape = tuple[int, int | None]
 
@@ -155,7 +155,7 @@ class Table:
             self.advance(1)
 
     def _is_wide(self, index: int, shape: Shape, turn: int, cell: Figures) -> bool:
-        """Whether an engine is to take a further turn; more turns do not mend what is estimated."""
+        """Whether an engine takes a further turn; estimated figures do not improve with more turns."""
         if cell.busy and cell.estimated:
             return False
         return (cell.half > WIDE and turn < MAX_TURNS) or (cell.half > NARROW and self.cells[index, shape].seconds < SHORT_SECONDS)

@@ -283,8 +283,8 @@ def _check_names(source: Path, stored: Sequence[str], parameters: set[str], pref
 def _head(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights of the head: outside the backbone, or in the pooler, which language model checkpoints lack.
 
-    A model that is its own backbone, as those of embeddings, two towers and T5 are, has no name before its weights: its head is what gives
-    the logits of words, if there is any.
+    Models of embeddings, two-tower models and T5 are their own backbone: no prefix marks its weights. Their head is the output layer of the
+    vocabulary, where there is one.
     """
     if model.base_model is not model:
         prefix = model.base_model_prefix

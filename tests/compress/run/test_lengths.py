@@ -13,7 +13,7 @@ from foundation.core.errors import InputError
 from foundation.core.goals import Goals
 from foundation.core.progress import ConsoleProgress
 from foundation.labels.classes import ClassIds
-from foundation.measure.judged import shared_by
+from foundation.measure.judged import num_predictions
 from tests.tiny_recipes import tiny_vit
 
 TEXT = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}
@@ -77,7 +77,7 @@ def test_a_drop_of_less_than_one_prediction_is_questioned(given: float, predicti
 @pytest.mark.parametrize(("metric", "expected"), [(None, 7), ("f1", 7), ("matthews", None)])
 def test_predictions_are_counted_for_metrics_that_are_shares_of_them(metric: str | None, expected: int | None) -> None:
     labels = ClassIds(np.array([0, 1, 1, 0, 1, 0, 1]))
-    assert shared_by("text-classification", metric, labels, ("a", "b")) == expected
+    assert num_predictions("text-classification", metric, labels, ("a", "b")) == expected
 
 
 @pytest.mark.parametrize("given", [1.5, 2, 50])
