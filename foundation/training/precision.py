@@ -1,4 +1,4 @@
-"""The number format that a model trains in: bfloat16 where the hardware has it and the model computes the same in it, else float32."""
+"""The number format that a model trains in: bfloat16 where it is faster here and the model computes the same in it, else float32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.progress import Progress
+from foundation.machine.bfloat16 import bfloat16_pays
 from foundation.models.library import one_line
 
 MOST_APART = 0.5
@@ -26,11 +27,14 @@ def in_float32(like: Tensor) -> torch.autocast:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
+    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32.
+
+    A processor has to be faster in it too (`foundation.machine.bfloat16`).
+    """
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if native and bfloat16_pays() else torch.float32
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, object],
 
     team, device = context.team.without_pipeline, device_of(model)
     few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
-    autocast = autocast_dtype(device)
+    autocast = team.broadcast_object(autocast_dtype(device))  # each process measures its own processor
     if not team.runs_together:  # a single process cannot run a divided model
         autocast = dtype_for(model, few, autocast, label, context.progress)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -229,7 +229,7 @@ class _Loop:
         self.plan_text = f"{team.size} processes ({plan})" if team.size > 1 else "one process"
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
-        self.autocast = autocast_dtype(self.device)
+        self.autocast = team.broadcast_object(autocast_dtype(self.device))  # each process measures its own processor
         if not team.without_pipeline.runs_together:  # a single process cannot run such a model
             few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)

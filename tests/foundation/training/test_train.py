@@ -287,6 +287,15 @@ def test_a_step_that_is_no_number_in_bfloat16_is_taken_again_in_float32(
     assert told.warnings == [f"train: the {what} in bfloat16 in step {step}; the step is taken again in float32" for step in (3, 6)]
 
 
+def test_processes_train_in_the_format_of_the_first_one(
+    tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foundation.training.train.autocast_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(Team, "broadcast_object", lambda self, value: torch.bfloat16 if value == torch.float32 else value)
+    _, history = run(tiny_bert, sentences, told, tmp_path, epochs=1)
+    assert history.autocast == "bfloat16"
+
+
 def test_after_some_of_them_it_goes_on_in_float32(
     tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
