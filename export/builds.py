@@ -101,6 +101,11 @@ def ends(lineages: Mapping[str, Sequence[str]], floating: Mapping[str, str], dra
     return [name for name in lineages if name in {next(iter(lineages)), *last, *(floating[end] for end in last), draft}]
 
 
+def reads_graph(context: Context) -> bool:
+    """Whether an engine is built from the ONNX graph of its build; else that is not written."""
+    return any(engine_module(engine).reads_graph() for engine in context.target.engines)
+
+
 def computes_bf16(context: Context) -> bool:
     """Whether an engine is built whose float part may be bf16, and the processor has bf16 arithmetic."""
     return context.target.device == "cpu" and any(engine_module(engine).computes_bf16() for engine in context.target.engines)

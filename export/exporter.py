@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.builds import HALVES, Build, Request
+from export.builds import HALVES, Build, Request, reads_graph
 from export.choices import FloatPrecision, FloatSetting
 from export.engines.registry import engine_module
 from export.engines.spec import BuildRequest
@@ -94,7 +94,7 @@ class Exporter:
         self._tell_undecided(engines)
         return self._as_entry().with_(
             variant=self.build.variant,
-            onnx=self._relative(model),
+            onnx=self._relative(model) if reads_graph(self.context) else None,
             engines=tuple(sorted(engines, key=lambda entry: (names.index(entry.engine), not entry.runnable))),
             parity=_worst([entry for entry in engines if entry.float_precision == self.build.float_precision]),
             float_part=exported.FloatPart(**asdict(next(iter(judged.values())))) if judged else None,
@@ -162,9 +162,9 @@ class Exporter:
         return made
 
     def _onnx(self) -> Path:
-        """Writes the ONNX model, float or quantized; returns its path. fp16 and bf16 start from the fp32 model."""
+        """Writes the ONNX model, float or quantized, if an engine reads it; returns its path. fp16 and bf16 start from the fp32 model."""
         destination = self.files / MODEL
-        if self.build.is_half:
+        if self.build.is_half or not reads_graph(self.context):
             return destination
         return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
 
@@ -384,10 +384,15 @@ class Exporter:
 
     def _share(self, process: EngineProcess, model: Path) -> exported.Shares:
         from export.graph.macs import count_macs
+        from export.graph.traced_macs import traced_macs
         from export.share import share
 
         batch, sequence = max(self.context.target.batch_sizes), max(self.preprocessor.buckets, default=None)
-        gemms = count_macs(Graph(model), batch, sequence)
+        if reads_graph(self.context):
+            gemms = count_macs(Graph(model), batch, sequence)
+        else:
+            assert sequence is not None, "a model that generates reads tokens"
+            gemms = traced_macs(self.build.checkpoint, self.context.task, batch, sequence)
         told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
         return share(gemms, told)
 

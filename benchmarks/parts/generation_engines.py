@@ -1,7 +1,4 @@
-"""Engines that answer prompts, of a run without an export stage: files and settings are those of an export, without its gates.
-
-OpenVINO GenAI takes the size of its groups of activations from the ONNX graph of an export; so w8a8-dynamic has no engine of it here.
-"""
+"""Engines that answer prompts, of a run without an export stage: files and settings are those of an export, without its gates."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.run_folder import Run
 from foundation.core.engines import ENGINES, EngineName
 from foundation.models.folder import Checkpoint
-from foundation.schemes.table import of_precision
 
-GENAI: EngineName = "openvino_genai"
 ENTRY = "entry.json"
 
 
@@ -31,15 +26,8 @@ def built_here(run: Run, recipe: Recipe, out: Path) -> Iterator[tuple[str, Engin
         checkpoint = Checkpoint(artifact.path)
         precision = precision_of(checkpoint)
         for engine in recipe.target.engines:
-            if ENGINES[engine].generates and _takes(engine, precision):
+            if ENGINES[engine].generates and engine_module(engine).refusal(precision, Path()) is None:
                 yield variant, _spec(engine, checkpoint, recipe, out / f"ours-{variant}-{artifact.path.name}-{engine}")
-
-
-def _takes(engine: EngineName, precision: str) -> bool:
-    scheme = of_precision(precision)
-    if engine == GENAI and scheme is not None and scheme.activations == "dynamic":
-        return False
-    return engine_module(engine).refusal(precision, Path()) is None
 
 
 def _spec(engine: EngineName, checkpoint: Checkpoint, recipe: Recipe, folder: Path) -> EngineSpec:

@@ -15,7 +15,7 @@ from torch import nn
 
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
-from export.builds import computes_bf16, ends, floating_of, has_half_graphs
+from export.builds import computes_bf16, ends, floating_of, has_half_graphs, reads_graph
 from foundation.core.engines import ENGINES
 from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class
@@ -180,7 +180,7 @@ def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
     kind = "int8" if precision == "int8" else "float"
     engines = [ENGINES[engine] for engine in context.target.engines]
-    copies = 1 + sum(kind in engine.stores for engine in engines)  # model.onnx, openvino.bin, model_uint8.onnx, ...
+    copies = reads_graph(context) + sum(kind in engine.stores for engine in engines)  # model.onnx, openvino.bin, model_uint8.onnx, ...
     copies += (2 * has_half_graphs(context) + halves) if precision == "int8" else 0
     graph = sizes.layers * GRAPH_BYTES_PER_LAYER * sum("float" in engine.stores for engine in engines)
     return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes

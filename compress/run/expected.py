@@ -27,6 +27,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Evaluate, Latency, Source, shapes
 from compress.run.pace import CALL_S
+from export.builds import reads_graph
 from export.cascade.cascade import Cascade
 from export.export import Export
 from export.parity.rows import GATE_PROMPTS, GATE_ROWS, looks
@@ -73,7 +74,7 @@ def parts_of(
         builds = len(default_builds(variants, context))
         engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
-            made = {"start": 1, "builds": builds, "bytes": disk_bytes}
+            made = {"start": 1, "builds": builds * reads_graph(context), "bytes": disk_bytes}
             if context.facts.generates:
                 return made | _answers(step, padded * macs, config, builds, context)
             rows = len(context.data.evaluation) + min(GATE_ROWS, len(context.data.selection))

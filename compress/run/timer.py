@@ -159,7 +159,9 @@ class Timer:
         prepared.save(folder)
         if engine == REFERENCE:
             return torch_spec(Checkpoint(checkpoint), folder, "fp32" if precision == "fp32" else "int8", context.target)
-        model = write_graphs(Checkpoint(checkpoint), prepared, folder / MODEL, context.target.engines)
+        module, model = engine_module(engine), folder / MODEL
+        if module.reads_graph():
+            write_graphs(Checkpoint(checkpoint), prepared, model, context.target.engines)
         request = BuildRequest(
             engine=engine,
             checkpoint=Checkpoint(checkpoint),
@@ -175,7 +177,6 @@ class Timer:
             target=context.target,
             log=lambda line: None,
         )
-        module = engine_module(engine)
         reason = module.refusal(precision, model)
         entries = list(module.build(request)) if reason is None else []
         entry = next((entry for entry in entries if entry.runnable), None)

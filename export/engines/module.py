@@ -72,6 +72,10 @@ def _no() -> bool:
     return False
 
 
+def _yes() -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class EngineModule:
     """The functions of one engine."""
@@ -92,6 +96,8 @@ class EngineModule:
     """(setting): what the float part of an int8 build can be of the setting `float_precision`. Default: fp32."""
     strongly_typed: Callable[[], bool] = _no
     """(): whether the graph says which operations run in 16-bit floats (`export.half_graphs`), fp16 or bf16."""
+    reads_graph: Callable[[], bool] = _yes
+    """(): whether the engine is built from `model.onnx`, or reports by it. Where no engine of the target is, the graph is not written."""
     own_graph: Callable[[str, Path, Path], Path] = _as_exported
     """(precision, model, folder): the graph that the engine is built from, if not `model` then one written to `folder`."""
     write_graph: Callable[[SchemeFacts, Path, Checkpoint, Path], None] = _no_graph

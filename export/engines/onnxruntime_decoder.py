@@ -106,6 +106,11 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
     )
 
 
+def reads_graph() -> bool:
+    """Returns False: the fused graph is made from the checkpoint."""
+    return False
+
+
 def batch_invariant() -> bool:
     """Whether answers can be made independent of the answers that are written with them (`foundation.standalone.onnx_decoder`)."""
     return True

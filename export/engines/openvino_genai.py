@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
@@ -58,6 +58,7 @@ from foundation.standalone.stretches import read_again_at, stretches
 if TYPE_CHECKING:
     import openvino_genai
 
+    from export.generation.on_grids import OnGrids
     from foundation.artifacts import exported
 
 FOLDER = "genai"
@@ -96,8 +97,7 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
     from export.generation.reads import reads_per_token
 
     folder = request.shared / FOLDER
-    options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
-    problem = written(request, folder, partial(write_genai_folder, request.checkpoint, folder, options))
+    problem, options = written(request, folder, write_genai_folder)
     if problem is not None:
         request.log(f"{request.engine}: {problem}")
         yield request.entry("stateful", runnable=False, reason=problem, int8_share_reason="there is no engine")
@@ -120,23 +120,41 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         )
 
 
-def written(request: BuildRequest, folder: Path, write_folder: Callable[[], str | None]) -> str | None:
-    """Writes the folder of a model, unless the fp32 build did; returns in one line why it cannot be, None where it is there.
+def written(
+    request: BuildRequest, folder: Path, write_folder: Callable[[OnGrids, Path, Mapping[str, str]], str | None]
+) -> tuple[str | None, dict[str, str]]:
+    """Writes the folder of a model, unless the fp32 build did.
 
     Args:
         request: The build.
         folder: The folder.
-        write_folder: Writes it; returns why it has no graphs of the tokenizer, None where it has them or needs none.
+        write_folder: Writes it, with properties of the model; returns why it has no graphs of the tokenizer, None where it has them or
+            needs none.
+
+    Returns:
+        In one line why it cannot be written, None where it is there; and the properties.
     """
+    from export.generation.on_grids import on_grids
+    from export.graph.qdq_schemes import group_of
+
+    options, scheme = {blocks.GROUP: "0"}, of_precision(request.precision)  # 0: tokens are not quantized by the engine
     if request.shared != request.folder:
-        return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
+        return None if folder.exists() else "the engine was not built in fp32, whose files it reads", options
     try:
-        left_out = write_folder()
+        found = on_grids(request.checkpoint)
+        if scheme is not None and scheme.activations == "dynamic":
+            options[blocks.GROUP] = str(group_of(found.widths))
+        left_out = write_folder(found, folder, options)
     except InputError as error:  # the model keeps no keys and values, for one
-        return "; ".join(error.lines)
+        return "; ".join(error.lines), options
     if left_out is not None:
         request.log(f"{request.engine}: other programs give token ids to {folder.name}/, not text: {left_out}")
-    return None
+    return None, options
+
+
+def reads_graph() -> bool:
+    """Returns False: the graph with a cache is made from the checkpoint."""
+    return False
 
 
 def cache_precision(kv_cache: str, float_precision: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ GROUP = 16
 """Sources that are answered together."""
 
 refusal, absence, computes_bf16, float_part = decoders.refusal, decoders.absence, blocks.computes_bf16, blocks.float_part
+reads_graph = decoders.reads_graph
 
 
 def build(request: BuildRequest) -> Iterator[exported.Engine]:
@@ -50,8 +51,7 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
     from export.generation.reads import reads_per_token
 
     folder = request.shared / FOLDER
-    options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
-    problem = decoders.written(request, folder, partial(write_encoder_decoder_folder, request.checkpoint, folder, options))
+    problem, options = decoders.written(request, folder, write_encoder_decoder_folder)
     if problem is not None:
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")

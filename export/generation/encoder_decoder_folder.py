@@ -19,9 +19,8 @@ import openvino
 from export.generation.codes import insert_codes, insert_tables, table_constants, weight_products
 from export.generation.encoder_decoder_graphs import encoder_decoder_graphs
 from export.generation.genai_folder import RUNTIME_OPTIONS, write_generation_config
-from export.generation.on_grids import on_grids
+from export.generation.on_grids import OnGrids
 from export.generation.text_files import write_text_files
-from foundation.models.folder import Checkpoint
 from foundation.schemes.scales import Scales
 from foundation.standalone.encoder_decoder import DECODER, ENCODER
 
@@ -32,18 +31,18 @@ def folder_files(folder: Path) -> list[Path]:
     return [*models, *(path.with_suffix(".bin") for path in models)]
 
 
-def write_encoder_decoder_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Mapping[str, str]) -> None:
+def write_encoder_decoder_folder(found: OnGrids, folder: Path, runtime_options: Mapping[str, str]) -> None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
-        checkpoint: An encoder-decoder.
+        found: An encoder-decoder.
         folder: Folder to write; created.
         runtime_options: Properties that the models are compiled with wherever they are read; kept in the xml files.
 
     Raises:
-        InputError: The decoder keeps no keys and values, or its attention products are quantized.
+        InputError: The decoder keeps no keys and values.
     """
-    found = on_grids(checkpoint)
+    checkpoint = found.checkpoint
     graphs = dict(zip((ENCODER, DECODER), encoder_decoder_graphs(found.model), strict=True))
     _insert_codes(list(graphs.values()), found.layers)
     for name, scale_V in found.tables.items():

@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
-from export.generation.on_grids import OnGrids, on_grids
+from export.generation.on_grids import OnGrids
 from export.generation.positions import looks_ahead
 from export.generation.rereading import read_again_at
 from export.generation.text_files import write_graphs, write_text_files
@@ -51,11 +51,11 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / MODEL, (folder / MODEL).with_suffix(".bin")]
 
 
-def write_genai_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Mapping[str, str]) -> str | None:
+def write_genai_folder(found: OnGrids, folder: Path, runtime_options: Mapping[str, str]) -> str | None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
-        checkpoint: A decoder.
+        found: A decoder.
         folder: Folder to write; created.
         runtime_options: Properties that the model is compiled with wherever it is read; kept in the xml.
 
@@ -63,9 +63,9 @@ def write_genai_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Ma
         Why the folder has no graphs of the tokenizer, in one line; None where it has them.
 
     Raises:
-        InputError: The model keeps no keys and values, its attention products are quantized, or its tokenizer cannot be loaded.
+        InputError: The model keeps no keys and values, or its tokenizer cannot be loaded.
     """
-    found = on_grids(checkpoint)
+    checkpoint = found.checkpoint
     again = read_again_at(found.model)
     graph = with_integers(found)
     folder.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,12 +24,20 @@ if TYPE_CHECKING:
 class OnGrids:
     """A float model and what its weights are on the grids of."""
 
+    checkpoint: Checkpoint
+    """What it was loaded from."""
     model: PreTrainedModel
     """A Transformers model in eval mode and float32."""
     layers: Mapping[str, Scales] = field(default_factory=dict)
     """Scales of linear layers by module path; none where the checkpoint is float."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """Row scales of embeddings and head, float32 [V], by module path."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Inputs of each quantized layer."""
+        modules: dict[str, Any] = dict(self.model.named_modules())
+        return [modules[name].weight.shape[1] for name in self.layers]
 
 
 def on_grids(checkpoint: Checkpoint) -> OnGrids:
@@ -40,7 +48,7 @@ def on_grids(checkpoint: Checkpoint) -> OnGrids:
     """
     model: PreTrainedModel = load_float(checkpoint.folder)
     if not checkpoint.is_quantized:
-        return OnGrids(model)
+        return OnGrids(checkpoint, model)
     sites = load_sites(checkpoint.folder).names
     if sites:
         raise InputError(
@@ -51,4 +59,4 @@ def on_grids(checkpoint: Checkpoint) -> OnGrids:
         )
     with_separate_experts(model)
     layers, tables = put_on_grids(model, checkpoint)
-    return OnGrids(model, layers, tables)
+    return OnGrids(checkpoint, model, layers, tables)

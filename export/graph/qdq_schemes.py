@@ -29,7 +29,7 @@ Left out: int4 in groups of unequal width for OpenVINO, whose reader refuses the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -137,7 +137,12 @@ def insert(float_onnx: Graph, checkpoint: Checkpoint, out: Path, rewrite: Rewrit
 
 def group_size(model: Graph) -> int:
     """Returns the group of OpenVINO's dynamic quantization for a model of `insert_weights` in w8a8-dynamic."""
-    shared = math.gcd(*(width for _, width, _ in _weights(model)))
+    return group_of(width for _, width, _ in _weights(model))
+
+
+def group_of(widths: Iterable[int]) -> int:
+    """Returns the same for layers with so many inputs."""
+    shared = math.gcd(*widths)
     return shared if shared % SMALLEST_GROUP == 0 else DEFAULT_GROUP
 
 

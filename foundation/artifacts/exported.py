@@ -287,7 +287,7 @@ class Build(Document):
     folder: str = ""
     """Its folder."""
     onnx: str | None = None
-    """Its graph."""
+    """Its graph; null where no engine of the target reads one."""
     engines: tuple[Engine, ...] = ()
     """Its engines in the order of the target, of an engine the recommended mode first."""
     parity: Parity | None = None

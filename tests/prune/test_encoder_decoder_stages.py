@@ -14,6 +14,7 @@ from export.engines.openvino_genai import properties
 from export.engines.openvino_seq2seq import OpenVinoSeq2Seq
 from export.engines.spec import EngineSpec
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+from export.generation.on_grids import on_grids
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import blocks_of
@@ -159,7 +160,7 @@ def test_the_engine_computes_the_pruned_and_quantized_model(kind: str, granulari
     Quantize(mode="ptq").run(Artifact(folder, {"id": "prune", "digest": "1" * 64}), given, out)
     preprocessor().save(out)
     files = tmp_path / "files"
-    write_encoder_decoder_folder(Checkpoint(out), files, {})
+    write_encoder_decoder_folder(on_grids(Checkpoint(out)), files, {})
     options = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     path = str(files / DECODER)
     spec = EngineSpec("openvino_seq2seq", "stateful", "int8", "fp32", "cpu", 1, path, str(out), (1,), options)

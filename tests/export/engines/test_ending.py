@@ -21,6 +21,7 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.fused_folder import write_fused_folder
 from export.generation.genai_folder import MODEL, write_genai_folder
+from export.generation.on_grids import on_grids
 from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.core.speculation import Speculation
@@ -99,7 +100,7 @@ def engine(name: str) -> Any:
             EngineSpec("onnxruntime_decoder", MODE, "fp32", "fp32", "cpu", 1, str(path / FUSED), str(source), (1,), of_onnx(1))
         )
     if not path.exists():
-        write_genai_folder(Checkpoint(source), path, {})
+        write_genai_folder(on_grids(Checkpoint(source)), path, {})
     mode = "stateful" if name == "stateful" else "paged"
     given = {**properties(1, "fp32", "fp32"), BACKEND: BACKENDS[mode]}
     spec = EngineSpec("openvino_genai", mode, "fp32", "fp32", "cpu", 1, str(path / MODEL), str(source), (1,), given)

@@ -48,6 +48,7 @@ def test_what_single_engines_do_differently() -> None:
     assert [name for name in modules if modules[name].strongly_typed()] == ["tensorrt"]
     assert [name for name in modules if modules[name].proves_ahead()] == ["tensorrt"]
     assert [name for name in modules if modules[name].all_tokens()] == ["tensorrt"]
+    assert [name for name in modules if not modules[name].reads_graph()] == ["openvino_genai", "onnxruntime_decoder", "openvino_seq2seq"]
     assert [name for name in modules if modules[name].float_part("fp16") == "fp16"] == ["tensorrt", "torch_kernels"]
     exact = [name for name in modules if (rounding := modules[name].rounding(SCHEMES["w4a8-block"])) is not None and rounding.exact]
     assert exact == ["onnxruntime_decoder"]

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from export.generation.genai_folder import write_genai_folder
+from export.generation.on_grids import on_grids
 from foundation.models.checkpoint import load_float, save
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import with_separate_experts
@@ -59,7 +60,7 @@ def _checkpoint(kind: str, scheme: str | None) -> Path:
 @cache
 def _genai_folder(kind: str, scheme: str | None) -> Path:
     folder = Path(_SCRATCH.name, f"{kind}-{scheme}-genai")
-    write_genai_folder(Checkpoint(checkpoint(kind, scheme)), folder, {})
+    write_genai_folder(on_grids(Checkpoint(checkpoint(kind, scheme))), folder, {})
     return folder
 
 

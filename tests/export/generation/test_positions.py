@@ -20,6 +20,7 @@ from export.engines.spec import EngineSpec
 from export.generation.cached_graph import cached_graph
 from export.generation.decoder_parts import parts_of
 from export.generation.genai_folder import MODEL, paged_obstacle, write_genai_folder
+from export.generation.on_grids import on_grids
 from export.generation.positions import looks_ahead
 from export.generation.prompts import Prompts, greedy
 from export.generation.rereading import original_positions, read_again_at
@@ -116,7 +117,7 @@ def test_answers_that_cross_the_length_are_those_of_transformers(tmp_path: Path)
     known = model("longrope, phi3")
     known.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
-    write_genai_folder(Checkpoint(tmp_path / "model"), tmp_path / "genai", {})
+    write_genai_folder(on_grids(Checkpoint(tmp_path / "model")), tmp_path / "genai", {})
     random = np.random.default_rng(2)
     rows = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in (36, ORIGINAL, ORIGINAL + 1, 30)]
     expected = []

@@ -15,6 +15,7 @@ import transformers
 from torch import nn
 
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+from export.generation.on_grids import on_grids
 from foundation.artifacts.artifact import Artifact
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
@@ -124,7 +125,7 @@ def _checkpoint(kind: str, scheme: str | None) -> Path:
 @cache
 def _folder(kind: str, scheme: str | None) -> Path:
     made = Path(_SCRATCH.name, f"{kind}-{scheme}-folder")
-    write_encoder_decoder_folder(Checkpoint(checkpoint(kind, scheme)), made, {})
+    write_encoder_decoder_folder(on_grids(Checkpoint(checkpoint(kind, scheme))), made, {})
     return made
 
 

@@ -1,0 +1,52 @@
+"""Multiply-accumulates counted in torch are those of the ONNX graph of the same checkpoint, under the same names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from export.graph.macs import Gemm, count_macs
+from export.graph.onnx import export_float
+from export.graph.traced_macs import traced_macs
+from foundation.artifacts.graph import Graph
+from foundation.core.target import Target
+from foundation.labels.tasks import Task
+from foundation.models.folder import Checkpoint
+from tests.export.generation import genai_checkpoints, tiny_encoder_decoders
+from tests.export.generation.tiny_decoders import CONFIGS
+from tests.seldom import seldom
+
+pytestmark = pytest.mark.whole
+
+BATCH, LENGTH = 3, 12
+
+
+def both(checkpoint: Checkpoint, task: Task, folder: Path) -> tuple[list[Gemm], list[Gemm]]:
+    """Returns the products counted in torch and in the ONNX graph."""
+    prepared = checkpoint.preprocessor(task, LENGTH, Target(sequence_lengths=(LENGTH,)))
+    graph = Graph(export_float(checkpoint, prepared, folder / "model.onnx", all_tokens=True))
+    return traced_macs(checkpoint, task, BATCH, LENGTH), count_macs(graph, BATCH, LENGTH)
+
+
+def by_node(gemms: list[Gemm]) -> dict[str, tuple[str, str, int]]:
+    return {gemm.node.replace("/Gemm", "/MatMul"): (gemm.name, gemm.kind, gemm.macs) for gemm in gemms}
+
+
+@pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - {"llama", "mixtral"}))
+def test_of_every_decoder(kind: str, tmp_path: Path) -> None:
+    found, expected = both(Checkpoint(genai_checkpoints.checkpoint(kind)), "text-generation", tmp_path)
+    assert by_node(found) == by_node(expected)
+    assert found[-1].name == expected[-1].name == ("embed_out" if kind == "gpt_neox" else "lm_head")
+
+
+def test_each_expert_of_a_quantized_mixture_has_products_of_its_own(tmp_path: Path) -> None:
+    found, expected = both(Checkpoint(genai_checkpoints.checkpoint("mixtral", "w8a8-dynamic")), "text-generation", tmp_path)
+    assert by_node(found) == by_node(expected)
+    assert "model.layers.1.mlp.experts.down_proj.3/MatMul" in by_node(found)
+
+
+@pytest.mark.parametrize("kind", seldom(tiny_encoder_decoders.CONFIGS, tiny_encoder_decoders.CONFIGS.keys() - {"t5"}))
+def test_of_encoder_decoders(kind: str, tmp_path: Path) -> None:
+    found, expected = both(Checkpoint(tiny_encoder_decoders.checkpoint(kind)), "text-to-text", tmp_path)
+    assert by_node(found) == by_node(expected)
