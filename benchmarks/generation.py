@@ -10,7 +10,7 @@ measured below.
 Peers, built from the baseline of the run by `generation_peers.py` and `parts/llama_cpp_engine.py`: OpenVINO GenAI with the weights
 compressed by NNCF to int8 and int4, in the same settings as ours; ONNX Runtime GenAI in fp32 and int4; CTranslate2 in float32 and int8;
 llama.cpp in F16, Q4_0, Q4_K_M, IQ4_NL and Q8_0, with flash attention. Every engine has its own process, and the processes take turns
-(foundation/measure/generation.py).
+(foundation/measure/generation.py). On a machine that is quiet for minutes at a time, a few turns a call are added up (`--turns 1 --add`).
 
 Perplexity is over the evaluation blocks of the run, each read by itself, of all tokens but the first of a block. torch and llama.cpp in F16
 must agree within `SAME`. "As torch" is the share of equal tokens in greedy answers of 64 tokens to the starts of blocks. Tokens per second
@@ -26,7 +26,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ from foundation.standalone.onnx_decoder import INVARIANT
 from parts import llama_cpp_engine
 from parts.generation_engines import built_here
 
-GENAI = "openvino_genai"
+Cells = dict[Workload, list[Cell]]
+GENAI, WRITTEN = "openvino_genai", "generation.json"
 ASKED = Generation(prompts=32, tokens=64)
 BATCH_SIZE = 4
 """Blocks that are scored at once."""
@@ -88,13 +89,13 @@ def main() -> None:
     document: dict[str, Any] = {"environment": fingerprint(), "bandwidth_bytes_per_s": bandwidth}
     document["answers"] = {} if arguments.speed_only else answers(jobs, run, recipe, arguments)
     vocabulary = Checkpoint(baseline(run)).config.vocab_size
-    cells = measure_cells(list(jobs.values()), loads, vocabulary, ConsoleProgress(), arguments.turns) if arguments.turns else {}
+    cells = measured(jobs, loads, vocabulary, arguments) if arguments.turns else {}
     document["speed"] = [
-        {"name": name, "rates": cells[load][place].rates, **cells[load][place].row(job, load, reads(job), bandwidth).written()}
+        {"name": name, "samples": asdict(cells[load][place]), **cells[load][place].row(job, load, reads(job), bandwidth).written()}
         for place, (name, job) in enumerate(jobs.items())
         for load in cells
     ]
-    (arguments.out / "generation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / WRITTEN).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(document, list(cells), list(jobs)))
     for load in cells:
         print(ratios(list(jobs), load, cells[load]))
@@ -108,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="prompts that are asked at once")
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[32], help="tokens of a prompt")
     parser.add_argument("--turns", type=int, default=TURNS, help="fewest turns of a load; 0: no speeds")
+    parser.add_argument("--add", action="store_true", help="that many turns, which are added to those of an earlier call in --out")
     parser.add_argument("--speed-only", action="store_true", help="neither perplexity nor answers: for random weights")
     parser.add_argument("--blocks", type=int, help="evaluation blocks that are scored; all by default")
     parser.add_argument("--prompts", type=int, default=ASKED.prompts, help="prompts whose answers are compared with torch; 0: none")
@@ -119,6 +121,23 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     return arguments
+
+
+def measured(jobs: Mapping[str, Job], loads: Sequence[Workload], vocabulary: int, arguments: argparse.Namespace) -> Cells:
+    """Returns the samples of every engine under every load, those of earlier calls included where they are added to."""
+    turns = arguments.turns if arguments.add else None
+    cells = measure_cells(
+        list(jobs.values()), loads, vocabulary, ConsoleProgress(), lambda load: max(arguments.turns, load.turns) if turns is None else turns
+    )
+    earlier = arguments.out / WRITTEN
+    if not (arguments.add and earlier.is_file()):
+        return cells
+    rows = json.loads(earlier.read_text(encoding="utf-8"))["speed"]
+    known = {(row["name"], row["prompt_tokens"], row["streams"]): Cell(**row["samples"]) for row in rows}
+    return {
+        load: [known.get((name, load.prompt_tokens, load.streams), Cell()) + cell for name, cell in zip(jobs, row, strict=True)]
+        for load, row in cells.items()
+    }
 
 
 def all_jobs(run: Run, recipe: Recipe, arguments: argparse.Namespace) -> dict[str, Job]:

@@ -71,11 +71,11 @@ def _traced(checkpoint: Checkpoint, task: Task, shape: tuple[int, int], on_meta:
     return counted.gemms
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the products of a model that runs."""
 
     def __init__(self, model: nn.Module, within: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.gemms: list[Gemm] = []
         self._within = within
         self._seen: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class _Products(TorchDispatchMode):
 
 def _memory(tensor: Tensor) -> int:
     """Returns what tells whether two tensors are views of the same memory; on the meta device, too."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Percentiles are over all tokens of all turns, of which there are so many that th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -106,15 +106,15 @@ def measure_generation(
 
 
 def measure_cells(
-    jobs: Sequence[Job], loads: Sequence[Workload], vocabulary: int, progress: Progress, least_turns: int = TURNS
+    jobs: Sequence[Job], loads: Sequence[Workload], vocabulary: int, progress: Progress, turns_of: Callable[[Workload], int] | None = None
 ) -> dict[Workload, list[Cell]]:
     """Returns the samples of every engine under every load, in the order of `jobs`; the arguments are as for `measure_generation`.
 
     Args:
-        least_turns: Fewest turns of a load.
+        turns_of: Turns of a load; default: `Workload.turns`.
     """
     random = np.random.default_rng(0)
-    turns = {load: max(least_turns, load.turns) for load in loads}
+    turns = {load: load.turns if turns_of is None else turns_of(load) for load in loads}
     with ExitStack() as stack:
         processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
         advance = stack.enter_context(progress.bar("generation", len(jobs) * sum(turns.values())))
@@ -141,6 +141,17 @@ class Cell:
     rates: list[float] = field(default_factory=list)
     """Tokens per second of each turn."""
     peak_memory_bytes: int = 0
+
+    def __add__(self, other: Cell) -> Cell:
+        """Returns the samples of both."""
+        return Cell(
+            self.first_ms + other.first_ms,
+            self.between_ms + other.between_ms,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+            self.rates + other.rates,
+            max(self.peak_memory_bytes, other.peak_memory_bytes),
+        )
 
     def take(self, answers: Sequence[Answer], peak_memory_bytes: int) -> None:
         """Adds one turn."""
