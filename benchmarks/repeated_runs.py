@@ -3,8 +3,8 @@
     python benchmarks/repeated_runs.py runs/repeated recipes/quickstart.yaml --set stages.triton_repo.serve=false
 
 runs a recipe to its end, and then ten times for each load everything from the latency step on, as `compress run --from latency` does. The
-loads take turns: other processes want 0 or 0.5 cores. Prints a line for each repetition and a table; writes `repeated_runs.json`. Run it
-on a machine that does nothing else.
+loads take turns: other processes want 0 or 0.5 cores. Prints a line for each repetition and a table; writes `repeated_runs.json` after
+each, and a later call goes on from there. Run it on a machine that does nothing else.
 
 It passes (exit status 0) if every repetition serves the same, and no speed-up is further than 15 % from the median without load.
 """
@@ -100,18 +100,21 @@ def main() -> int:
     first = subprocess.run(command, capture_output=True, text=True)
     if first.returncode not in ENDED:
         raise SystemExit(f"exit status {first.returncode}\n{first.stderr[-2000:]}")
-    done: list[Repetition] = []
+    written = Path(given.out, "repeated_runs.json")
+    done = [Repetition(**one) for one in json.loads(written.read_text(encoding="utf-8"))["repetitions"]] if written.exists() else []
     for _ in range(given.times):
         for load in given.loads:
+            if sum(one.load == load for one in done) >= given.times:
+                continue
             started = time.monotonic()
             done.append(repetition(command, given.out, load))
             one = done[-1]
             value = "-" if one.speedup is None else f"{one.speedup:.2f} ({one.low or 0:.2f} to {one.high or 0:.2f})"
             print(f"load {load:g}  {value}  busy {one.busy} of {one.rows}  {one.served}  {time.monotonic() - started:.0f} s", flush=True)
+            contents = {"fingerprint": fingerprint(), "repetitions": [asdict(each) for each in done]}
+            written.write_text(json.dumps(contents, indent=1), encoding="utf-8")
     lines, passes = table(done, given.loads)
     print("\n".join(lines))
-    contents = {"fingerprint": fingerprint(), "repetitions": [asdict(one) for one in done]}
-    Path(given.out, "repeated_runs.json").write_text(json.dumps(contents, indent=1), encoding="utf-8")
     return 0 if passes else 1
 
 

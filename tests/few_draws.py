@@ -13,6 +13,6 @@ DRAWS = 100
 
 def draw(patch: pytest.MonkeyPatch, count: int) -> None:
     """Sets how many samples an interval draws where its caller does not say."""
-    for function in (resampling.interval, intervals.bootstrap, intervals.paired_bootstrap, intervals.paired_counts):
+    for function in (resampling.interval, intervals.bootstrap, intervals.paired_bootstrap):
         patch.setitem(function.__kwdefaults__, "resamples", count)
     patch.setattr(translations, "RESAMPLES", count)

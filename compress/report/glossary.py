@@ -32,7 +32,8 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "interval",
             "95 % interval",
             "Range in which the value would probably lie if other rows of the same kind were drawn: how certain it is. It is computed over "
-            "the evaluation rows by the bootstrap, or by the jackknife where rows share texts. More rows make it narrower.",
+            "the evaluation rows: for shares by the score, else by the bootstrap, or by the jackknife where rows share texts. More rows "
+            "make it narrower.",
             ("interval",),
         ),
         Term(
@@ -40,7 +41,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "Paired interval",
             "The interval of a difference between two models on the same rows. It is much narrower than the interval of either value, "
             "since what makes a row hard is hard for both.",
-            ("change, 95 % interval", "paired 95 % bootstrap interval"),
+            ("change, 95 % interval", "paired 95 % interval"),
         ),
         Term("n", "n", "Number of rows (tokens, for language models) or timed samples behind a figure."),
         Term(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, special, stats
 
 from compress.report import intervals
 from foundation.core import resampling
@@ -95,7 +95,7 @@ def test_paired_counts_every_kind_of_change() -> None:
     assert found.difference == pytest.approx(1 / 6)
 
 
-def test_counting_gives_the_interval_of_resampling_rows() -> None:
+def test_many_changes_have_the_interval_of_resampling_rows() -> None:
     before, after, labels = two_models(800)
     quick = intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))
     slow = intervals.paired(Metric(lambda p, t: float(np.mean(p.argmax(axis=1) == t))), before, after, ClassIds(labels))
@@ -121,10 +121,52 @@ def test_paired_regression_has_no_counts_and_a_signed_difference() -> None:
     assert 0 < found.low < found.difference < found.high
 
 
-def test_equal_predictions_have_no_difference() -> None:
+def likeliest_gain(d: float, lost: int, gained: int, n: int) -> float:
+    """The share of gained rows that makes the counts likeliest where the difference is d, by trying all."""
+
+    def unlikely(q: float) -> float:
+        return -float(special.xlogy(lost, q + d) + special.xlogy(gained, q) + special.xlogy(n - lost - gained, 1 - 2 * q - d))
+
+    low, high = max(0.0, -d), (1 - d) / 2
+    found = optimize.minimize_scalar(unlikely, bounds=(low, high), method="bounded", options={"xatol": 1e-12})
+    return float(min((low, high, found.x), key=unlikely))
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "n"),
+    [(0, 0, 1), (0, 0, 360), (1, 0, 360), (0, 5, 50), (40, 20, 1000), (12, 2, 14), (14, 0, 14), (0, 14, 14), (7, 7, 14)],
+)
+def test_the_interval_of_counts_holds_the_differences_whose_score_is_small(lost: int, gained: int, n: int) -> None:
+    found = intervals.paired_counts(lost, gained, n)
+    assert -1 <= found.low <= (lost - gained) / n <= found.high <= 1
+    for d in np.linspace(-0.999, 0.999, 400):
+        variance = n * (2 * likeliest_gain(float(d), lost, gained, n) + d * (1 - d))
+        outside = (lost - gained - n * d) ** 2 > stats.norm.ppf(0.975) ** 2 * variance
+        if min(abs(d - found.low), abs(d - found.high)) > 1e-4:
+            assert outside == (not found.low <= d <= found.high), d
+    other = intervals.paired_counts(gained, lost, n)
+    assert (other.low, other.high) == pytest.approx((-found.high, -found.low), abs=1e-9)
+
+
+@pytest.mark.parametrize(("loses", "gains"), [(0.0, 0.0), (0.004, 0.0), (0.01, 0.005), (0.06, 0.06), (0.5, 0.1)])
+@pytest.mark.parametrize("n", [30, 120])
+def test_the_interval_of_counts_holds_the_truth_in_95_of_100_samples(loses: float, gains: float, n: int) -> None:
+    """By enumeration: every pair of counts with its probability."""
+    held = 0.0
+    for lost in range(int(stats.binom.ppf(1 - 1e-5, n, loses)) + 1):
+        for gained in range(min(n - lost, int(stats.binom.ppf(1 - 1e-5, n, gains))) + 1):
+            low, high = intervals.paired_counts(lost, gained, n)
+            held += (low <= loses - gains <= high) * stats.multinomial.pmf(
+                [lost, gained, n - lost - gained], n, [loses, gains, 1 - loses - gains]
+            )
+    assert held >= 0.925
+
+
+def test_predictions_that_do_not_differ_may_differ_on_other_rows() -> None:
     before, _, labels = two_models(100)
     found = intervals.paired(METRICS["accuracy"], before, before, ClassIds(labels))
-    assert (found.difference, found.low, found.high, found.changed) == (0, 0, 0, 0)
+    assert (found.difference, found.changed) == (0, 0)
+    assert (found.low, found.high) == pytest.approx((-(1.96**2) / (100 + 1.96**2), 1.96**2 / (100 + 1.96**2)), abs=1e-5)
 
 
 def test_equal_seeds_give_equal_intervals() -> None:
