@@ -34,7 +34,7 @@ from foundation.core.named import one_of
 from foundation.measure.fastest import Ranked
 from foundation.standalone import image, long_text, preprocess, response, sound, windows
 from foundation.standalone.preprocess import Preprocessor
-from foundation.standalone.response import RESPONSES
+from foundation.standalone.response import RESPONSES, Entities, Label, Labels, Response, Span, Transcript, Vector
 from triton_repo.config import (
     AUDIO,
     CONTEXT,
@@ -265,7 +265,11 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     inputs = ", ".join(_example(name) for name in first.inputs)
     more = " soundfile soxr" if AUDIO in first.inputs else ""
     answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
-    return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer)
+    kinds = " or ".join(dict.fromkeys(_KINDS.get(name, "UTF-8 text") for model in models for name in model.inputs))
+    outputs = _OUTPUTS[type(RESPONSES[first.response])]
+    return _README.format(
+        lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer, kinds=kinds, outputs=outputs
+    )
 
 
 def _build_of(model: ModelSettings) -> str:
@@ -377,6 +381,21 @@ def _example(name: str) -> str:
     }[name]
 
 
+_KINDS = {IMAGE: "the bytes of a PNG or JPEG file", AUDIO: "the bytes of a WAV or FLAC file"}
+"""What an input holds; every other one holds UTF-8 text."""
+_OUTPUTS: Mapping[type[Response], str] = {
+    Label: """`LABEL` (string [n, 1]), `SCORE` (float32 [n, 1]: the softmax score of the label, the value of a regression, or the logit of a
+cross-encoder) and `LOGITS` (float32 [n, C])""",
+    Labels: """`LABEL` (string [n, C]: all labels, the most likely first), `SCORE` (float32 [n, C]: a label holds if its score is above 0.5)
+and `LOGITS` (float32 [n, C])""",
+    Vector: "`VECTOR` (float32 [n, D])",
+    Entities: """`ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and text) and `LOGITS` of all tokens
+(float32 [n, L, C])""",
+    Span: """`ANSWER` (string [n, 1]: a JSON object with text, start, end, score, null_score and probability) and `LOGITS` of all windows of
+the context (float32 [n, L, 2])""",
+    Transcript: "`TRANSCRIPT` (string [n, 1]: the text) and `LOGITS` of all frames (float32 [n, F, V])",
+}
+"""What a model returns."""
 _README = """\
 # Model repository for Triton Inference Server, CPU
 
@@ -384,14 +403,8 @@ _README = """\
 |---|---|---|---|
 {lines}
 
-Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG, JPEG, WAV or FLAC file. Outputs are `LABEL` (string [n, 1]),
-`SCORE` (float32 [n, 1]: the softmax score of the label, the value of a regression, or the logit of a cross-encoder) and `LOGITS`
-(float32 [n, C]). Where any number of labels may hold,
-`LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
-`VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
-text) and `LOGITS` of all tokens (float32 [n, L, C]). One that answers questions has `ANSWER` (string [n, 1]: a JSON object with text,
-start, end, score, null_score and probability) and `LOGITS` of all windows of the context (float32 [n, L, 2]). One that
-writes down speech has `TRANSCRIPT` (string [n, 1]: the text) and `LOGITS` of all frames (float32 [n, F, V]).
+Inputs are strings of shape [n, 1]: {kinds}. Outputs are
+{outputs}.
 
 Each model is a Python model that tokenizes the text or decodes the image or sound, runs its engine and returns the answer. In a Triton
 container with the Python backend, whose Python needs `numpy` below 2:

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from foundation.core.errors import InputError
 from foundation.measure.fastest import Candidate, Ranked
 from foundation.standalone import image, long_text, openvino_request, preprocess, response, windows
 from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
 from triton_repo.config import from_text
@@ -131,8 +133,19 @@ def test_nothing_to_serve(tmp_path):
         layout.served_models(Artifact(tmp_path, {}))
 
 
+@pytest.mark.parametrize("name", RESPONSES)
+def test_readme_names_the_outputs_of_its_models_alone(name, monkeypatch):
+    monkeypatch.setattr(layout, "_build_of", lambda model: model.name)
+    model = SimpleNamespace(name="a", response=name, inputs=["TEXT"], max_batch_size=8, engine="openvino", mode="static", width=3)
+    text = layout.readme([model])
+    own = {output.name for output in RESPONSES[name].outputs(3)}
+    every = {output.name for other in RESPONSES.values() for output in other.outputs(3)}
+    assert {output for output in every if f"`{output}`" in text} == own
+
+
 def test_readme_shows_how_to_ask(tmp_path):
     write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, pairs=True)
     text = (tmp_path / "repository" / "README.md").read_text()
+    assert "[n, 1]: UTF-8 text." in text
     assert '"TEXT": "a fine film", "TEXT_PAIR": "a good movie"' in text
     assert "| `quantize-int8` (serve this one) | TEXT, TEXT_PAIR | 8 | OpenVINO, static |" in text
