@@ -38,7 +38,7 @@ PASSES_PER_SITES = 8  # for each layer: 2 products, 2 residuals
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 9
+    VERSION: ClassVar[int] = 10
 
     def team(self, processes: Team) -> Team:
         """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""

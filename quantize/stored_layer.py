@@ -8,7 +8,8 @@
 
 Output is written to memory-mapped files (`foundation.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
-factor or copy; at least `MOMENT_BYTES`. AWQ additionally loads the layer in float32.
+factor or copy; at least `MOMENT_BYTES`. During a pass the float32 weights of a layer are there, if they take at most `HELD_BYTES`. AWQ
+additionally loads the layer in float32.
 
 Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: the outputs of the float
 layer. For gptq and adaround: the outputs of the layer with rounded weights, so that a layer compensates the error of the layers before
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 
 from foundation.artifacts.shards import ShardWriter
 from foundation.machine.process import trim_memory
-from foundation.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
+from foundation.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, held, rows_of
 from foundation.models.streaming import HIDDEN, Batch, StreamedModel
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, nearest
@@ -52,6 +53,7 @@ from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
 GPTQ_BYTES = 4 * ROUND_BYTES  # GPTQ takes one Python step per input and part, so fewer and larger parts are faster
+HELD_BYTES = 64 * 2**20  # of the float32 weights of a layer that stay in memory during a pass
 MOMENT_BYTES = 64 * 2**20  # of the moments of a pass over the rows, where a single one is smaller: each pass runs the layer once
 SMALLEST_F16_STEP = 2.0**-16
 LARGEST_F16 = 65504.0
@@ -135,7 +137,7 @@ class _Runs:
     """Runs all rows through one decoder layer."""
 
     def __init__(self, model: StreamedModel, index: int, layer: nn.Module, batches: Sequence[Batch]) -> None:
-        self._model, self._index, self._layer, self._batches = model, index, layer, batches
+        self._model, self._index, self.layer, self._batches = model, index, layer, batches
         self.advanced = not batches or index == len(model) - 1  # nothing reads the output of the last layer
 
     def feed(self) -> Iterator[dict[str, Tensor]]:
@@ -144,7 +146,7 @@ class _Runs:
 
     def forward(self, _: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Returns the output of the layer."""
-        return self._model.run(self._index, self._layer, inputs)
+        return self._model.run(self._index, self.layer, inputs)
 
     def advance(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Like `forward`, but also overwrites the inputs with the output, as inputs of the next layer; for a pass over all batches."""
@@ -157,7 +159,7 @@ class _Runs:
     def finish(self, layer: nn.Module) -> None:
         """Advances the hidden states of all rows unless an earlier pass did."""
         if not self.advanced:
-            with torch.no_grad():
+            with torch.no_grad(), held(layer, HELD_BYTES):
                 for inputs in self.feed():
                     self.advance(layer, inputs)
 
@@ -167,7 +169,7 @@ class _Runs:
         rows = {name: value.expand(max(2, len(value)), *value.shape[1:])[TRACED] for name, value in batch.inputs.items()}
         with torch.no_grad():
             args, kwargs = self._model.arguments(self._index, {name: value for name, value in rows.items() if name != HIDDEN})
-        return find_folds(self._model.shape, rows, lambda _, inputs: self._layer(inputs[HIDDEN], *args, **kwargs))
+        return find_folds(self._model.shape, rows, lambda _, inputs: self.layer(inputs[HIDDEN], *args, **kwargs))
 
 
 def quantize_layer(
@@ -326,7 +328,8 @@ def _write_learned(
     widest = max(linear.in_features for linear in layers.values())
     grids: dict[str, Tensor] = {}
     for names in in_groups(units, layers, max(4 * widest**2, MOMENT_BYTES)):
-        collected = collect(model.shape, {name: layers[name] for name in names}, runs.feed(), runs.forward, Moments, vectors)
+        with held(runs.layer, HELD_BYTES):
+            collected = collect(model.shape, {name: layers[name] for name in names}, runs.feed(), runs.forward, Moments, vectors)
         moments, group_of = dict(collected.statistics), collected.group
         del collected  # so that each H is freed as soon as its layers are done
         for unit in (unit for unit in units if unit[0] in names):
@@ -350,8 +353,9 @@ def _codes(
     given = elimination(hessian_II) if method == "gptq" else None
     codes = {}
     for name in unit:
-        trim_memory()
         stored = _stored(model, name)
+        if 4 * stored.weight.numel() > HELD_BYTES:
+            trim_memory()
         codes_OI = codes[name] = torch.empty(stored.weight.shape, dtype=torch.int8)
         for start, stop in stored.parts(GPTQ_BYTES):
             rows_OI, part = stored.rows(start, stop), _integer(rows_of(scales[name], start, stop))

@@ -8,7 +8,8 @@ common H = mean of x x^T. With U the upper Cholesky factor of the inverse, H^-1 
 With zero points q is the code less the zero point: only its range differs, from group to group, and always includes 0.
 
 Row j of U equals, up to scaling, row j of the inverse of H without the inputs before j, so this is Optimal Brain Surgeon with a single
-factorization for all outputs. Within a block of 128 inputs weights are updated at once; later inputs are updated at the end of the block.
+factorization for all outputs. Within a block of 32 inputs weights are updated at once; later inputs are updated at the end of the block.
+A block of the paper has 128; one whose weights stay in the cache of a processor takes half of the time, and adds in another order.
 
     H <- H + 0.01 mean(diag H) I      so that the inverse exists; an input that is always 0 gets H_jj = 1 first, so it rounds to nearest
     act_order                         inputs with the largest H_jj first, while most weights are left to compensate
@@ -27,6 +28,7 @@ Tensor names carry their shapes: I inputs, O outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ from foundation.core.inverse_factor import inverse_factor
 from foundation.schemes.int4 import Bound
 
 DAMPING = 0.01
-BLOCK = 128
+BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,25 @@ def eliminate(weight_OI: Tensor, elimination: Elimination, scale_OI: Tensor, low
     left_IO, scale_IO = weight_OI.T[order_I], scale_OI.T[order_I]  # copies
     low, high = (bound if isinstance(bound, int) else bound.T[order_I].to(left_IO.dtype) for bound in (low, high))
     zero_IO = left_IO == 0
-    codes_IO = torch.zeros(left_IO.shape, dtype=torch.int8, device=weight_OI.device)
+    keeps_zeros = bool(zero_IO.any())
+    codes_IO = torch.empty(left_IO.shape, dtype=torch.int8, device=weight_OI.device)
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
         factor_BI = elimination.factor_II[start:stop].to(weight_OI.dtype)
-        error_BO = torch.zeros_like(left_IO[start:stop])
+        error_BO, rounded_BO = torch.empty_like(left_IO[start:stop]), torch.empty_like(left_IO[start:stop])
         for j in range(start, stop):
-            factor_I = factor_BI[j - start]
-            rounded_O = (left_IO[j] / scale_IO[j]).round()
-            rounded_O = rounded_O.clamp(min=of_input(low, j)).clamp(max=of_input(high, j)).masked_fill(zero_IO[j], 0)
-            codes_IO[j] = rounded_O.to(torch.int8)
-            error_O = (left_IO[j] - rounded_O * scale_IO[j]) / factor_I[j]
-            left_IO[j + 1 : stop] -= torch.outer(factor_I[j + 1 : stop], error_O)
-            error_BO[j - start] = error_O
-        left_IO[stop:] -= factor_BI[:, stop:].T @ error_BO
+            factor_I, rounded_O, error_O = factor_BI[j - start], rounded_BO[j - start], error_BO[j - start]
+            lowest, highest = of_input(low, j), of_input(high, j)
+            torch.div(left_IO[j], scale_IO[j], out=rounded_O).round_().clamp_(lowest, highest)
+            if keeps_zeros:
+                rounded_O.masked_fill_(zero_IO[j], 0)
+            torch.addcmul(left_IO[j], rounded_O, scale_IO[j], value=-1, out=error_O).div_(factor_I[j])
+            left_IO[j + 1 : stop].addr_(factor_I[j + 1 : stop], error_O, alpha=-1)
+        codes_IO[start:stop] = rounded_BO.to(torch.int8)
+        left_IO[stop:].addmm_(factor_BI[:, stop:].T, error_BO, alpha=-1)
     return codes_IO[order_I.argsort()].T.contiguous()
 
 
-def of_input(bound: Bound, j: int) -> Bound:
+def of_input(bound: Bound, j: int) -> Any:
     """Returns the bound of the weights of an input: one for all, or [O]."""
     return bound if isinstance(bound, int) else bound[j]

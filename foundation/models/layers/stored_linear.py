@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,8 +42,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: StoredLinear) 
     if has_torch_function((x, weight)):
         result: Tensor = handle_torch_function(linear, (x, weight), x, weight, bias, layer)
         return result
-    if layer.is_plain:
-        return functional.linear(x, weight, bias)
+    if layer.held is not None or layer.is_plain:
+        return functional.linear(x, weight if layer.held is None else layer.held, bias)
     y = x.new_empty(*x.shape[:-1], layer.out_features)
     for start, stop in layer.parts():
         y[..., start:stop] = functional.linear(x, layer.rows(start, stop), None if bias is None else bias[start:stop])
@@ -65,6 +66,8 @@ class StoredLinear(nn.Linear):
         if bias_O is not None:
             self.bias = nn.Parameter(bias_O, requires_grad=False)
         self.grid: AnyScales | None = None
+        self.held: Tensor | None = None
+        """All rows, float32 [O, I], while `held` keeps them."""
         self._factors: list[tuple[str, Tensor]] = []
         self._loaded = False
 
@@ -126,6 +129,23 @@ class StoredLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [..., O] for an input float32 [..., I]."""
         return linear(x, self.weight, self.bias, self)
+
+
+@contextmanager
+def held(module: nn.Module, most_bytes: int) -> Iterator[None]:
+    """Keeps the float32 rows of the stored layers of a module in memory while it is open, if all of them fit into so many bytes.
+
+    For a pass over many batches, each of which would make them from the file again. The layers must not change meanwhile.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, StoredLinear)]
+    try:
+        if 4 * sum(layer.weight.numel() for layer in layers) <= most_bytes:
+            for layer in layers:
+                layer.held = torch.cat([layer.rows(start, stop) for start, stop in layer.parts()])
+        yield
+    finally:
+        for layer in layers:
+            layer.held = None
 
 
 class StoredEmbedding(nn.Embedding):

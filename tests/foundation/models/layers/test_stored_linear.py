@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from foundation.models.layers import stored_linear
-from foundation.models.layers.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
+from foundation.models.layers.stored_linear import StoredEmbedding, StoredLinear, WeightParts, held, rows_of
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
 from foundation.schemes.int8 import LayerScales, weight_scale
 
@@ -117,3 +117,23 @@ def test_an_embedding_gives_float32() -> None:
     found = table(torch.tensor([[1, 0, 8]]))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, atol=0, rtol=2**-8)
+
+
+@pytest.mark.parametrize(("most_bytes", "keeps"), [(4 * 6 * 4, True), (4 * 6 * 4 - 1, False)])
+def test_rows_are_made_once_for_a_pass_where_they_fit(most_bytes: int, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = StoredLinear(random_of(6, 4).bfloat16(), random_of(6)), random_of(3, 4, seed=1)
+    layer.multiply_inputs(random_of(4, seed=2).exp())
+    before, made = layer(x), list[tuple[int, int]]()
+    rows = StoredLinear.rows
+
+    def counted(self: StoredLinear, start: int, stop: int) -> Tensor:
+        made.append((start, stop))
+        return rows(self, start, stop)
+
+    monkeypatch.setattr(StoredLinear, "rows", counted)
+    with held(nn.ModuleList([layer]), most_bytes):
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), before)
+    assert len(made) == (1 if keeps else 3)
+    layer.multiply_inputs(torch.full((4,), 2.0))
+    torch.testing.assert_close(layer(x) - layer.bias, 2 * (before - layer.bias))
