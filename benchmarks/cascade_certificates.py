@@ -66,10 +66,11 @@ def pool_of(folder: Path, seed: int) -> Pool:
     if found is not None and made is not None:
         entries = [next(one for build in builds for one in build.engines if build.key(one) == tier.key) for tier in found.tiers]
         evaluated = [load_logits(exported.path / str(one.predictions)) for one in entries]
-        chosen_on, _ = load(made.path / found.certificate.path.predictions, task)
-        certified, _ = load(made.path / found.certificate.predictions, task)
+        limit = found.certificate.distance
+        chosen_on, _ = load(made.path / found.certificate.path.predictions, task, limit)
+        certified, _ = load(made.path / found.certificate.predictions, task, limit)
         both = [np.concatenate([one, other]) for one, other in zip(certified.tiers, evaluated, strict=True)]
-        pool = Answers(task, np.concatenate([certified.original, original]), both)
+        pool = Answers(task, np.concatenate([certified.original, original]), both, limit=limit)
         scores = [tier.score.score for tier in found.tiers if tier.score is not None]
         costs, names = [float(tier.cost_ms) for tier in found.tiers], [tier.variant for tier in found.tiers]
     else:

@@ -27,7 +27,7 @@ from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.standalone.confidence import confidence, route
-from tests import without_clocks
+from tests import tiny_embedding, without_clocks
 from tests.export import sentiment
 from tests.once import made_once
 from tests.problems import raises_problem
@@ -266,3 +266,61 @@ def test_tiers_in_the_wrong_order_are_refused(tmp_path: Path, monkeypatch: pytes
     named = {**CASCADE, "tiers": ["quantize", "baseline"]}
     with raises_problem("stages.cascade.tiers", "quantize", "baseline", "rising order of cost"):
         run(recipe(tmp_path, named), tmp_path / "run", progress=QUIET)
+
+
+def of_vectors(folder: Path, cascade: dict[str, Any]) -> Recipe:
+    """Returns a recipe of a tiny model of sentence vectors, with a cascade of its int8 and float models."""
+    model, data = tiny_embedding.folder(folder / "source"), tiny_embedding.pairs(folder / "data")
+    lines = [f"{text}\n" for text in dict.fromkeys(sentiment.rows(2000)[1000:])]
+    (data / "certify.csv").write_text("line\n" + "".join(lines[:150]))
+    given = tiny_embedding.recipe("tiny", model, data)
+    given["data"] = {**given["data"], "certify": {"files": [{"file": "certify.csv", "columns": {"text": "line"}}], "shared": "drop"}}
+    target = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8, 16], "threads": 1}
+    stages = [{"quantize": {"calibration": {"rows": 64}}}, {"export": {}}, {"cascade": cascade}, {"triton_repo": {"serve": False}}]
+    return check({**given, "target": target, "stages": stages})
+
+
+def test_vectors_are_certified_by_their_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate is what the stored vectors say, the report names the distance, and another distance does not follow from them."""
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.falling)
+    wanted = {"max_disagreement": 0.3, "confidence": 0.9, "max_distance": 0.02}
+    folder = run(of_vectors(tmp_path, wanted), tmp_path / "run", progress=QUIET).folder
+    artifact = open_run(folder).of_kind("cascade")
+    assert artifact is not None
+    found = read(Cascade, artifact.path / FILE)
+    answers, _ = load(artifact.path / found.certificate.predictions, "sentence-embedding")
+    score, threshold = found.tiers[0].score, found.tiers[0].threshold
+    assert score is not None
+    assert score.form == "vector"
+    first, last, original = (one.astype(np.float64) for one in (*answers.tiers, answers.original))
+    size = np.sqrt((first**2).sum(axis=1, keepdims=True))
+    sure = np.concatenate([first / size, np.log(size)], axis=1) @ np.array(score.weights, float) + float(score.bias[0])
+    keeps = np.zeros(len(sure), bool) if threshold is None else sure >= threshold
+    given = np.where(keeps[:, np.newaxis], first, last)
+    apart = np.sqrt(((given - original) ** 2).sum(axis=1)) / np.sqrt((original**2).sum(axis=1))
+    assert int((apart > 0.02).sum()) == found.certificate.disagreements
+    assert found.certificate.distance == 0.02
+    assert "farther than 0.02 from those" in (folder / "report.html").read_text()
+    assert verify(folder, log=lambda line: None) == []
+    copy = Path(shutil.copytree(artifact.path, tmp_path / "cascade"))
+    for distance in (0.0001, 10.0, None):
+        changed = found.with_(certificate=found.certificate.with_(max_distance=distance))
+        (copy / FILE).write_text(json.dumps(changed.written()))
+        if distance is not None:
+            assert "disagreements and p" in found_in(copy, folder)
+    made = open_run(folder).of_kind("model_repository")
+    assert made is not None
+    served = json.loads((made.path / "model_repository" / "cascade" / "1" / "cascade.json").read_text())
+    assert (served["watch"]["form"], served["watch"]["limit"]) == ("vector", 0.02)
+
+
+def test_a_distance_is_needed_for_numbers_and_vectors_alone(tmp_path: Path) -> None:
+    wanted = {"max_disagreement": 0.3, "confidence": 0.9}
+    with raises_problem("stages.cascade.max_distance", "missing", "sentence-embedding", "difference"):
+        run(of_vectors(tmp_path, wanted), tmp_path / "run", progress=QUIET)
+    (other := tmp_path / "other").mkdir()
+    with raises_problem("stages.cascade.score", "margin", "calibrated"):
+        run(of_vectors(other, {**wanted, "max_distance": 0.1, "score": "margin"}), tmp_path / "run", progress=QUIET)
+    (classes := tmp_path / "classes").mkdir()
+    with raises_problem("stages.cascade.max_distance", "text-classification", "text-regression", "leave it out"):
+        run(recipe(classes, {**CASCADE, "max_distance": 0.1}), classes / "run", progress=QUIET)

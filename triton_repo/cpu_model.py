@@ -165,13 +165,21 @@ class TritonPythonModel:
             logits = merged(logits, len(rows), self.preprocessor.aggregate)
         return Predicted(rows, joined(rows, logits) if self.preprocessor.finds_spans else logits)
 
+    def scored(self, predicted: Predicted) -> np.ndarray:
+        """Returns the part of the logits of a request that says how sure its answers are, float32 [n, ...] (`response.Response.scored`)."""
+        found: np.ndarray = RESPONSES[self.preprocessor.response].scored(predicted.logits, self._places(predicted))
+        return found
+
+    def _places(self, predicted: Predicted) -> list[Any]:
+        """Returns where the answers stand in the rows of a request, as the form of the response has it."""
+        return predicted.rows if self.preprocessor.finds_spans else placed(self.preprocessor, predicted.rows)
+
     def response(self, predicted: Predicted | pb_utils.InferenceResponse, **more: np.ndarray) -> pb_utils.InferenceResponse:
         """Returns the response to a request: what follows from its logits, and further outputs; an error stays as it is."""
         if not isinstance(predicted, Predicted):
             return predicted
-        places = predicted.rows if self.preprocessor.finds_spans else placed(self.preprocessor, predicted.rows)
         try:
-            tensors = RESPONSES[self.preprocessor.response].of(predicted.logits, self.preprocessor.labels, places)
+            tensors = RESPONSES[self.preprocessor.response].of(predicted.logits, self.preprocessor.labels, self._places(predicted))
         except ValueError as error:
             return refusal(error, pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in (tensors | more).items()])

@@ -109,8 +109,8 @@ class Subject:
     def at(self, bound: float) -> Cascade:
         """Returns the cascade that the stored predictions certify for a bound."""
         found, task = self.document, self.certified.task
-        chosen_on, _ = load(self.folder / found.certificate.path.predictions, task)
-        tested_on, keys = load(self.folder / found.certificate.predictions, task)
+        chosen_on, _ = load(self.folder / found.certificate.path.predictions, task, found.certificate.distance)
+        tested_on, keys = load(self.folder / found.certificate.predictions, task, found.certificate.distance)
         scores = [tier.score.score for tier in found.tiers if tier.score is not None]
         known = chosen_on.seen(scores, [float(tier.cost_ms) for tier in found.tiers])
         points, alpha = path(known), alpha_of(float(found.certificate.confidence))

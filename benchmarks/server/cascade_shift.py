@@ -55,8 +55,8 @@ class Pool:
         scores = [confidence(one, tier.score.score) for one, tier in zip(logits, tiers, strict=False) if tier.score is not None]
         answering = route(scores, [None if tier.threshold is None else float(tier.threshold) for tier in tiers])
         answers = np.stack(logits)[answering, np.arange(len(answering))]
-        are_sets = tiers[0].score is not None and tiers[0].score.form == "set"
-        return cls(answering > 0, different(answers, logits[-1], are_sets))
+        form = "class" if tiers[0].score is None else tiers[0].score.form
+        return cls(answering > 0, different(logits[-1], answers, form, document.certificate.distance))
 
     @classmethod
     def planted(cls, rows: int = 100_000) -> Pool:

@@ -5,6 +5,7 @@ than it seems to. So rows whose content is a train, selection or evaluation row 
 trained the user's own model before the run is not known here.
 
 Read are tables, CoNLL files, and folders and archives of images and sounds. Of sentences whose words have tags only the words are read.
+Where answers are vectors each text of a line is a row. Numbers that label rows are not read.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.standalone.preprocess import Row
 
 KEY = "data.certify"
-FORMS = ("class", "set", "tags")
-"""Forms of answers whose rows are read here."""
+LABELLED = ("class", "set")
+"""Forms of answers whose labels are read here."""
 
 
 def with_certify(data: Data, config: DataConfig, task: Task, log: Callable[[str], None], *, numbered: bool) -> Data:
@@ -51,11 +52,11 @@ def with_certify(data: Data, config: DataConfig, task: Task, log: Callable[[str]
     """
     if config.certify is None:
         return data
-    if TASKS[task].answer.CONFIDENCE not in FORMS:
-        able = tasks_with(lambda row: row.answer.CONFIDENCE in FORMS)
+    if TASKS[task].confidence is None:
+        able = tasks_with(lambda row: row.confidence is not None)
         raise InputError(KEY, f"given for {task}", f"{able} is allowed", "leave it out")
     sources = [_read(entry, config, task) for entry in config.certify.files]
-    labelled = all(source.labels for source in sources) and not TASKS[task].tags
+    labelled = all(source.labels for source in sources) and TASKS[task].confidence in LABELLED
     rows = [row for source in sources for row in source.rows]
     known = _known(data)
     new = [number for number, row in enumerate(rows) if input_key(row) not in known]
@@ -105,6 +106,8 @@ def _read(entry: FileConfig, config: DataConfig, task: Task) -> Source:
             source.add(file.data, file.label, file.place)
     elif facts.tags:
         source = _sentences(path, entry, config, limit)
+    elif facts.embeds:
+        source = _texts(path, entry, config, limit)
     else:
         columns = entry.columns.over(config.columns).named(task)
         if entry.columns.label is None:
@@ -134,6 +137,20 @@ def _sentences(path: Path, entry: FileConfig, config: DataConfig, limit: Limit) 
         text, tagged = sentence_of(words, tags, (), table.place(number))
         if tagged.words:
             source.add(text, None, number)
+    return source
+
+
+def _texts(path: Path, entry: FileConfig, config: DataConfig, limit: Limit) -> Source:
+    """Reads the texts of a table, each a row of its own; the columns of the file are named for it, or for all files of the data."""
+    named = config.columns.named("sentence-embedding") if entry.columns.text is None else entry.columns.model_dump(exclude_none=True)
+    columns = tuple(named[name] for name in ("text", "text_pair") if name in named)
+    header = entry.header if entry.header is not None else config.header or suffix(path) not in HEADED
+    quoting = entry.quoting if entry.quoting is not None or suffix(path) not in QUOTED else config.quoting
+    table = Table(path, columns, header, limit, key=f"{KEY}.files.columns", quoting=quoting)
+    source = Source(str(path), unit=table.unit)
+    for number, cells in read_table(table):
+        for cell in cells:
+            source.add(row_of((cell,), "text", path.parent, table.place(number)), None, number)
     return source
 
 

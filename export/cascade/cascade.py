@@ -8,7 +8,9 @@ Each tier answers in the engine that serves it, in the batches of the evaluation
 that the certificate is about the model that the user has, whatever the engines round. The bound holds for rows drawn like the certificate
 rows, with the given confidence over draws of these rows; a mix that changes later is no longer what it is about.
 
-Left out: cascades of answers without scores (values, vectors, spans, transcripts), and of long texts that are read in windows.
+Numbers and vectors are other answers where they are farther from the original's than `max_distance`.
+
+Left out: cascades of answers without scores (spans, transcripts), of rankings and searches, and of long texts that are read in windows.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.step_names import BASELINE
 from foundation.data.splits import CertifyRows
-from foundation.labels.tasks import TASKS
+from foundation.labels.tasks import TASKS, tasks_with
+from foundation.standalone.confidence import CALIBRATED, DISTANCES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from export.cascade.tiers import Candidate
     from foundation.core.json_value import Json
     from foundation.data.splits import Data
+    from foundation.labels.tasks import Task
     from foundation.models.size import Passes
     from foundation.stage.context import Context
     from foundation.standalone.confidence import Score
@@ -70,12 +74,25 @@ class Cascade(CascadeSettings):
         """Checks that answers have scores, and that there are certificate rows enough for the bound.
 
         Raises:
-            InputError: They have none, there are too few rows, or labels are missing.
+            InputError: They have none, there are too few rows, or labels or a distance are missing.
         """
-        form_of(context.task, self.key)
+        self._distance(form_of(context.task, self.key), context.task)
         if context.aggregate:
             raise InputError(self.key, "given with data.windows", "a cascade reads each row at once", "leave one of them out")
         self._rows(context)
+
+    def _distance(self, form: str, task: Task) -> None:
+        """Raises where a distance is needed and not given, or given and not needed."""
+        key, far = f"{self.key}.max_distance", TASKS[task].answer.FAR
+        if form in DISTANCES and self.max_distance is None:
+            given = f"missing for {task}, whose answers are never quite the same"
+            raise InputError(key, given, f"{far} above which an answer is another one is needed", "give it")
+        if form not in DISTANCES and self.max_distance is not None:
+            able = tasks_with(lambda row: row.confidence in DISTANCES)
+            raise InputError(key, f"given for {task}, whose answers are the same or not", f"{able} is allowed", "leave it out")
+        if form in DISTANCES and self.score not in ("auto", CALIBRATED):
+            given = f"{self.score} given for {task}, whose answers are no probabilities"
+            raise InputError(f"{self.key}.score", given, f"auto or {CALIBRATED} is allowed", f"give {CALIBRATED}")
 
     def _rows(self, context: Context) -> CertifyRows:
         """Returns the certificate rows; raises if they are too few."""
@@ -88,7 +105,8 @@ class Cascade(CascadeSettings):
             allowed = f"{needed} are needed if none of them is answered otherwise, {more} if three are"
             raise InputError("data.certify.files", given, allowed, "give more rows, a larger bound or less confidence")
         if self.max_drop is not None and rows.labels is None:
-            remedy = "leave it out: tags are not read there" if TASKS[context.task].tags else "give columns.label there"
+            classes = TASKS[context.task].confidence in ("class", "set")
+            remedy = "give columns.label there" if classes else "leave it out: only labels of classes are read there"
             raise InputError(f"{self.key}.max_drop", "given, and the certificate rows have no labels", remedy=remedy)
         return rows
 
@@ -112,8 +130,8 @@ class Cascade(CascadeSettings):
         count, reference = len(selection), _in_torch(context, rows)
         tiers, logits, scores, areas = self._tiers(parent, context, rows, reference)
         costs = [tier.cost_ms for tier in tiers]
-        chosen_on = Answers(context.task, reference[:count], [one[:count] for one in logits])
-        tested_on = Answers(context.task, reference[count:], [one[count:] for one in logits], certify.labels)
+        chosen_on = Answers(context.task, reference[:count], [one[:count] for one in logits], limit=self.max_distance)
+        tested_on = Answers(context.task, reference[count:], [one[count:] for one in logits], certify.labels, self.max_distance)
         known = chosen_on.seen(scores, costs)
         points = path(known)
         times = [known.time_ms(point) for point in points]
@@ -132,7 +150,8 @@ class Cascade(CascadeSettings):
         if tested.chosen is not None:
             return
         first, most = tested.points[0], most_errors(n, self.max_disagreement, self.alpha)
-        given = f"the original in its engine answers {first.disagreements} of {n} certificate rows otherwise than in torch"
+        how = "otherwise than in torch" if self.max_distance is None else f"farther than {self.max_distance:g} from torch"
+        given = f"the original in its engine answers {first.disagreements} of {n} certificate rows {how}"
         given += f", and at most {most} can pass for max_disagreement {self.max_disagreement:g}"
         if self.max_drop is not None:
             given += f" (p {first.p_value:.3g} with max_drop {self.max_drop:g})"
@@ -155,8 +174,14 @@ class Cascade(CascadeSettings):
         names = None if self.tiers is None else [context.baseline.id if name == BASELINE else name for name in self.tiers]
         before = faster(found, last, key) if names is None else named(found, names, last, key)[:-1]
         logits = [_in_engine(one, parent, context, rows) for one in (*before, last)]
-        form, wrong = form_of(context.task, self.key), [disagreements(context.task, reference, one) for one in logits]
-        judged = [Judged(one[:count], reference[:count], ~other[:count], form) for one, other in zip(logits[:-1], wrong, strict=False)]
+        _same_width(before, logits, reference, key)
+        form = form_of(context.task, self.key)
+        wrong = [disagreements(context.task, reference, one, self.max_distance) for one in logits]
+        apart = [TASKS[context.task].answer.apart(reference, one)[:count] if form in DISTANCES else None for one in logits]
+        judged = [
+            Judged(one[:count], reference[:count], ~other[:count], form, far)
+            for one, other, far in zip(logits[:-1], wrong, apart, strict=False)
+        ]
         fitted = [choose(one, self.score, f"{self.key}.score") for one in judged]
         numbers = tuple(range(len(before)))
         if names is None:
@@ -192,6 +217,7 @@ class Cascade(CascadeSettings):
         )
         certificate = document.Certificate(
             bound=bounds.disagreement,
+            max_distance=self.max_distance,
             confidence=self.confidence,
             n=n,
             disagreements=point.disagreements,
@@ -216,6 +242,14 @@ class Cascade(CascadeSettings):
             escalation=escalations(tested, n, bounds.alpha),
             rows_per_tier=tuple(one - other for one, other in itertools.pairwise(beyond)),
         )
+
+
+def _same_width(tiers: Sequence[Candidate], logits: Sequence[Array], reference: Array, key: str) -> None:
+    """Raises where a tier answers with another number of values than the original: how far such vectors are apart is not known."""
+    for one, found in zip(tiers, logits, strict=False):
+        if found.shape != reference.shape:
+            given = f"{one.title} answers with {found.shape[-1]} numbers"
+            raise InputError(key, given, f"{reference.shape[-1]}, as the original, are allowed", "name tiers without it")
 
 
 def _tier(number: int, one: Candidate, score: Score | None, threshold: float | None, wrong: int, context: Context) -> document.Tier:

@@ -1,6 +1,7 @@
 """The losses of units that a certificate is about: another answer than the original's, and an answer that is no longer right.
 
-disagreement   1 where the answer of the whole row is another one, else 0
+disagreement   1 where the answer of the whole row is another one, else 0; of a number or a vector where it is farther from the original's
+               than `max_distance`
 drop           right_original - right, -1, 0 or 1: its mean is the drop of the share of right answers
 """
 
@@ -27,10 +28,10 @@ def form_of(task: Task, key: str) -> str:
         InputError: Its answers have no scores.
     """
     facts = TASKS[task]
-    form = facts.answer.CONFIDENCE
+    form = facts.confidence
     if form is not None:
         return form
-    able = tasks_with(lambda row: row.answer.CONFIDENCE is not None)
+    able = tasks_with(lambda row: row.confidence is not None)
     if facts.generates:
         raise InputError(
             key, f"given for {task}", f"a small model drafts and the original checks there (export.generation); {able} is allowed"
@@ -38,14 +39,17 @@ def form_of(task: Task, key: str) -> str:
     raise InputError(key, f"given for {task}, whose answers do not say how sure they are", f"{able} is allowed", "leave the stage out")
 
 
-def disagreements(task: Task, original: Array, answers: Array) -> Array:
+def disagreements(task: Task, original: Array, answers: Array, limit: float | None = None) -> Array:
     """Returns which rows are answered otherwise than by the original, bool `[n]`.
 
     Args:
         task: The task.
         original: Predictions of the original, float32 `[n, ...]`.
         answers: Predictions of another model, of the same shape.
+        limit: Distance above which a number or a vector is another answer; None for answers that are the same or not.
     """
+    if limit is not None:
+        return np.asarray(TASKS[task].answer.apart(original, answers) > limit)
     return TASKS[task].answer.other_rows(original, answers)
 
 

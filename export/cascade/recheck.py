@@ -62,7 +62,7 @@ def _certificate(found: Cascade, folder: Path) -> Iterator[str]:
     """Yields what does not follow from the stored predictions."""
     certificate, written = found.certificate, found.certificate.path
     (chosen_on, selection_keys), (tested_on, keys) = (
-        load(folder / file, found.task) for file in (written.predictions, certificate.predictions)
+        load(folder / file, found.task, certificate.distance) for file in (written.predictions, certificate.predictions)
     )
     if {len(chosen_on.tiers), len(tested_on.tiers)} != {len(found.tiers)} or len(keys) != certificate.n:
         yield f"{len(found.tiers)} tiers and {certificate.n} rows, and predictions of {len(tested_on.tiers)} for {len(keys)}"

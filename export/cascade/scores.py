@@ -8,6 +8,10 @@
                   https://arxiv.org/abs/1706.04599). Standardized weights and the biases of classes have a ridge of 1
 
 Where a tier answers no selection row otherwise, nothing can be ranked: `auto` takes margin.
+
+Numbers and vectors say nothing of how sure they are. Their score is minus the logarithm of the distance d from the original's answer, as a
+ridge regression on selection rows predicts it from the answer itself: of a number z, and z^2; of a vector its direction and its length.
+Features are standardized, the ridge is their number, and d counts as at least a hundredth of its median.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ CLEARLY = 0.005
 FEWEST = 8
 """Rows answered otherwise, and as many answered the same, that a calibrated score needs."""
 RIDGE = 1.0
+LEAST_SHARE, LEAST = 0.01, 1e-9
+"""The least distance that is told from 0, as a share of the median distance, and the least median."""
 NEWTON_STEPS = 50
 TEMPERATURES = (0.05, 20.0)
 
@@ -40,7 +46,9 @@ class Judged:
     agrees: Array
     """Rows that both answer alike, bool `[n]`."""
     form: str
-    """class, set or tags."""
+    """class, set, tags, value or vector."""
+    apart: Array | None = None
+    """Of a value or vector, how far it is from the original's, float64 `[n]`."""
 
     @property
     def can_be_fitted(self) -> bool:
@@ -49,7 +57,8 @@ class Judged:
 
     def part(self, rows: Array) -> Judged:
         """Returns some of the rows."""
-        return Judged(self.logits[rows], self.original[rows], self.agrees[rows], self.form)
+        apart = None if self.apart is None else self.apart[rows]
+        return Judged(self.logits[rows], self.original[rows], self.agrees[rows], self.form, apart)
 
 
 def plain(name: str, form: str) -> Score:
@@ -74,6 +83,8 @@ def choose(judged: Judged, name: str, key: str) -> tuple[Score, dict[str, float]
     Raises:
         InputError: A calibrated score is asked for, and too few rows are answered otherwise.
     """
+    if judged.apart is not None:
+        return fit(judged), {CALIBRATED: crossed(judged)}
     if name in NAMES:
         found = plain(name, judged.form)
         return found, {name: auroc(confidence(judged.logits, found), judged.agrees)}
@@ -104,6 +115,8 @@ def crossed(judged: Judged) -> float:
 
 def fit(judged: Judged) -> Score:
     """Returns the calibrated score; see above."""
+    if judged.apart is not None:
+        return _fit_distance(judged.logits, judged.form, judged.apart)
     temperature = _temperature(judged)
     known = np.minimum(features(judged.logits, judged.form, temperature), SURE)
     classes = judged.logits.argmax(axis=1) if judged.form == "class" else np.zeros(len(known), np.int64)
@@ -120,6 +133,24 @@ def fit(judged: Judged) -> Score:
     weights = solution[1 : 1 + len(NAMES)] / scale
     bias = solution[0] - weights @ centre + solution[1 + len(NAMES) :]
     return Score(name=CALIBRATED, form=judged.form, temperature=temperature, weights=weights.tolist(), bias=bias.tolist())
+
+
+def _fit_distance(answers: Array, form: str, apart: Array) -> Score:
+    """Returns the score of values or vectors: a linear model of minus the logarithm of their distance from the original's.
+
+    Args:
+        answers: What the tier answered, float32 `[n, 1]` or `[n, D]`.
+        form: value or vector.
+        apart: Their distances, float64 `[n]`.
+    """
+    known = features(answers, form)
+    centre, scale = known.mean(axis=0), known.std(axis=0)
+    scale = np.where(scale > 1e-12, scale, 1.0)
+    standard = (known - centre) / scale
+    target = -np.log(np.maximum(apart, LEAST_SHARE * max(float(np.median(apart)), LEAST)))
+    ridge = RIDGE * known.shape[1] * np.eye(known.shape[1])
+    weights = np.linalg.solve(standard.T @ standard + ridge, standard.T @ (target - target.mean())) / scale
+    return Score(name=CALIBRATED, form=form, temperature=1.0, weights=weights.tolist(), bias=[float(target.mean() - weights @ centre)])
 
 
 def _logistic(design: Array, target: Array, ridge: Array) -> Array:

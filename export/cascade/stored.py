@@ -24,8 +24,13 @@ def save(path: Path, answers: Answers, keys: list[bytes]) -> None:
     save_file(tensors, path)
 
 
-def load(path: Path, task: Task) -> tuple[Answers, Array]:
+def load(path: Path, task: Task, limit: float | None = None) -> tuple[Answers, Array]:
     """Returns the answers of a file, and the content keys of its rows, uint8 `[n, 16]`.
+
+    Args:
+        path: The file.
+        task: The task.
+        limit: Distance above which a number or a vector is another answer (`Certificate.distance`).
 
     Raises:
         InputError: It is not a plain file.
@@ -36,7 +41,7 @@ def load(path: Path, task: Task) -> tuple[Answers, Array]:
     tensors = dict(load_file(path))
     names = sorted((name for name in tensors if name.startswith(TIER)), key=lambda name: int(name.removeprefix(TIER)))
     labels = TASKS[task].answer.read(tensors[LABELS]) if LABELS in tensors else None
-    return Answers(task, tensors[ORIGINAL], [tensors[name] for name in names], labels), tensors[KEYS]
+    return Answers(task, tensors[ORIGINAL], [tensors[name] for name in names], labels, limit), tensors[KEYS]
 
 
 def keys_array(keys: list[bytes]) -> Array:

@@ -43,10 +43,12 @@ class Answers:
     """Predictions of each tier in its engine, of the same shape."""
     labels: Labels | None = None
     """Labels of the rows; None where there are none."""
+    limit: float | None = None
+    """Distance above which a number or a vector is another answer; None for answers that are the same or not."""
 
     def wrong(self, tier: int) -> Array:
         """Returns which rows a tier answers otherwise than the original, bool `[n]`."""
-        return disagreements(self.task, self.original, self.tiers[tier])
+        return disagreements(self.task, self.original, self.tiers[tier], self.limit)
 
     def seen(self, scores: Sequence[Score], cost_ms: Sequence[float]) -> Seen:
         """Returns the rows as the path sees them, with other answers as losses.

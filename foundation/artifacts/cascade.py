@@ -28,11 +28,11 @@ class ScoreOfTier(Document):
     name: str = "margin"
     """margin, entropy, energy or calibrated."""
     form: str = "class"
-    """Form of the answers: class, set or tags."""
+    """Form of the answers: class, set, tags, value or vector."""
     temperature: Number = 1.0
     """What logits are divided by."""
     weights: tuple[Number, ...] = ()
-    """Of a calibrated score: weights of margin, entropy and energy."""
+    """Of a calibrated score: weights of margin, entropy and energy; of values and vectors weights of their numbers."""
     bias: tuple[Number, ...] = ()
     """Of a calibrated score: one for each class, or one for all."""
 
@@ -130,6 +130,8 @@ class Certificate(Document):
 
     bound: Number = 0.0
     """Largest share of units with another answer."""
+    max_distance: Number | None = None
+    """Distance above which a number or a vector is another answer; null for answers that are the same or not."""
     confidence: Number = 0.95
     """Confidence that the bound holds, over draws of the certificate rows."""
     n: int = 0
@@ -148,6 +150,11 @@ class Certificate(Document):
     """File of the predictions of these rows."""
     path: WalkedPath = WalkedPath()
     """The path that was tested."""
+
+    @property
+    def distance(self) -> float | None:
+        """`max_distance` as a float."""
+        return None if self.max_distance is None else float(self.max_distance)
 
 
 class Escalation(Document):

@@ -52,6 +52,8 @@ class Answer(ABC):
     """Describes `disagreement` in words, for n rows."""
     CONFIDENCE: ClassVar[str | None] = None
     """Form of the scores that say how sure an answer is (`foundation.standalone.confidence`); None where there are none."""
+    FAR: ClassVar[str | None] = None
+    """What `apart` measures, for messages; None where answers are the same or not."""
 
     def __init__(self, form: type[Labels] | None = None) -> None:
         """Makes the answer of a task.
@@ -114,6 +116,10 @@ class Answer(ABC):
     def other_rows(self, reference: Array, answers: Array) -> Array:
         """Returns which rows have another answer, bool `[n]`: the answer to the whole row, where it has several parts."""
         raise NotImplementedError(f"{type(self).__name__} has no scores that a cascade could go by")
+
+    def apart(self, reference: Array, answers: Array) -> Array:
+        """Returns how far each answer is from that of the reference, float64 `[n]`, as `FAR` says."""
+        raise NotImplementedError(f"{type(self).__name__} has answers that are the same or not")
 
     def has_class(self, answers: Array, true: Array, number: int) -> tuple[Array, Array]:
         """Returns which values are predicted as a class and which have it, bool `[m]`, of what `Labels.values` returned."""

@@ -99,6 +99,12 @@ class Facts:
         return self.answer.form in (Judged, Candidates)
 
     @property
+    def confidence(self) -> str | None:
+        """Form of the scores by which a model of a cascade keeps a row (`foundation.standalone.confidence`); None where there are none.
+        What is searched is ranked with others: no row of it is answered alone."""
+        return None if self.searches or self.two_towers else self.answer.CONFIDENCE
+
+    @property
     def two_towers(self) -> bool:
         """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
         (`foundation.models.heads.towers`)."""

@@ -37,6 +37,8 @@ class ValueAnswer(Answer):
     LABELS: ClassVar[tuple[str, ...] | None] = SCORE
     DISTANCE: ClassVar[str] = "mse"
     DISAGREEMENT: ClassVar[str] = "1 - Pearson to the float answers on {n} selection rows"
+    CONFIDENCE: ClassVar[str | None] = "value"
+    FAR: ClassVar[str | None] = "the absolute difference of the numbers"
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """No number counts as another answer; differences of the numbers."""
@@ -50,6 +52,10 @@ class ValueAnswer(Answer):
     def disagreement(self, reference: Array, answers: Array) -> float:
         """1 - Pearson of the two."""
         return 1.0 - pearson(reference[:, 0], answers[:, 0])
+
+    def apart(self, reference: Array, answers: Array) -> Array:
+        """The absolute difference."""
+        return np.asarray(np.abs(answers.astype(np.float64) - reference).reshape(len(reference), -1).max(axis=1))
 
     def normalizer(self, reference: Array) -> float:
         """The variance of the reference."""

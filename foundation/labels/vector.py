@@ -28,11 +28,17 @@ class VectorAnswer(Answer):
     DIFFERS: ClassVar[str] = "vector"
     DISTANCE: ClassVar[str] = "squared_distance"
     DISAGREEMENT: ClassVar[str] = "1 - Pearson to the cosines of the float vectors of {n} selection rows"
+    CONFIDENCE: ClassVar[str | None] = "vector"
+    FAR: ClassVar[str | None] = "the length of the difference of the vectors over the length of the original's"
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Vectors that are far apart; relative distances, `[n]`."""
         apart = vectors.distances(reference, answers)
         return apart > vectors.FAR, apart
+
+    def apart(self, reference: Array, answers: Array) -> Array:
+        """The relative distance of the vectors."""
+        return vectors.distances(reference, answers)
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
         """|v - v'|^2 / |v|^2, which is 2 - 2 cos(v, v') for vectors of length 1."""

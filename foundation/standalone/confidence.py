@@ -13,6 +13,9 @@ score is a surer answer. Of logits z of a row, divided by the temperature, with 
             entropy     minus the sum of the entropies of the labels
             energy      sum_c log(1 + exp z_c) (Wang et al. 2021, https://arxiv.org/abs/2109.07162)
     tags    logits [n, L, C] of words, zeros where there is no word: the least of the scores of the words
+    value   one number z, which has no probabilities: calibrated, bias + w_1 z + w_2 z^2
+    vector  numbers v, with u = v / |v|: calibrated, bias + w . u + w' log |v|; both are minus the logarithm of the distance from the
+            original's answer that rows like this one had, a linear model that is fitted on rows that choices are made on
 
 A model keeps a row if the score is at least its threshold. Logits that are not finite have no score, and such a row is never kept.
 """
@@ -28,6 +31,8 @@ Array = np.ndarray[Any, Any]
 NAMES = ("margin", "entropy", "energy")
 """The scores without parameters, in the order of `features`."""
 CALIBRATED = "calibrated"
+DISTANCES = ("value", "vector")
+"""Forms of answers that are another answer where they are too far from the original's."""
 KEEP_ALL = float(np.finfo(np.float32).min)
 """The threshold that every row with finite logits reaches."""
 SURE = 1e30
@@ -40,11 +45,11 @@ class Score(TypedDict):
     name: str
     """One of `NAMES`, or `CALIBRATED`."""
     form: str
-    """Form of the answers: class, set or tags."""
+    """Form of the answers: class, set, tags, value or vector."""
     temperature: float
     """What logits are divided by; 1 where nothing is calibrated."""
     weights: list[float]
-    """Of a calibrated score: the weight of each of `NAMES`; else empty."""
+    """Of a calibrated score: the weight of each feature; else empty."""
     bias: list[float]
     """Of a calibrated score: one for each class, or one for all; else empty."""
 
@@ -53,7 +58,8 @@ def confidence(logits: Array, score: Score) -> Array:
     """Returns the score of each row, float64 `[n]`; NaN where logits are not finite.
 
     Args:
-        logits: What the model computed, float32 `[n, C]` with two classes or more, or `[n, L, C]` for tags.
+        logits: What the model computed, float32 `[n, C]` with two classes or more, `[n, L, C]` for tags, `[n, 1]` for values or `[n, D]`
+            for vectors.
         score: The score.
     """
     found = features(logits, score["form"], score["temperature"])
@@ -65,16 +71,19 @@ def confidence(logits: Array, score: Score) -> Array:
 
 
 def features(logits: Array, form: str, temperature: float = 1.0) -> Array:
-    """Returns the scores of `NAMES` of each row, float64 `[n, 3]`; NaN where logits are not finite.
+    """Returns what the scores of each row are made of, float64; NaN where logits are not finite.
+
+    Of classes, sets and tags these are the scores of `NAMES`, `[n, 3]`; of a value z and z^2; of a vector its direction and the logarithm
+    of its length, `[n, D + 1]`.
 
     Args:
         logits: As for `confidence`.
-        form: class, set or tags.
+        form: class, set, tags, value or vector.
         temperature: What logits are divided by.
     """
     scaled = np.asarray(logits, np.float64) / temperature
     with np.errstate(all="ignore"):  # of logits that are not finite
-        found = _of_sets(scaled) if form == "set" else _of_classes(scaled)
+        found = FEATURES.get(form, _of_classes)(scaled)
         if form == "tags":
             words = np.asarray((scaled != 0).any(axis=-1))
             found = np.where(words[..., np.newaxis], found, SURE).min(axis=1)
@@ -115,9 +124,25 @@ def _of_classes(logits: Array) -> Array:
     return np.stack([two[..., 1] - two[..., 0], (np.exp(log_p) * log_p).sum(axis=-1), largest + np.log(total)], axis=-1)
 
 
+def _of_values(values: Array) -> Array:
+    """Returns the features of values `[n, 1]`, `[n, 2]`."""
+    return np.concatenate([values, values**2], axis=1)
+
+
+def _of_vectors(vectors: Array) -> Array:
+    """Returns the features of vectors `[n, D]`, `[n, D + 1]`; those of a vector of zeros are zeros."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    own = np.where(length > 0, length, 1.0)
+    return np.concatenate([vectors / own, np.log(own)], axis=1)
+
+
 def _of_sets(logits: Array) -> Array:
     """Returns the three scores of logits `[n, C]`, each label of which holds or does not, `[n, 3]`."""
     size = np.abs(logits)
     smaller = np.exp(-size)  # the odds of the less likely side
     entropy = np.log1p(smaller) + size * smaller / (1 + smaller)
     return np.stack([size.min(axis=1), -entropy.sum(axis=1), np.logaddexp(0, logits).sum(axis=1)], axis=1)
+
+
+FEATURES = {"set": _of_sets, "value": _of_values, "vector": _of_vectors}
+"""Features of the forms whose logits are not those of classes."""

@@ -109,6 +109,15 @@ class Response(ABC):
             placed: For entities the texts (`Placed`), for spans the contexts (`windows.Question`), for transcripts the frames that count.
         """
 
+    def scored(self, logits: Array, placed: Sequence[Any] = ()) -> Array:
+        """Returns the part of the logits that says how sure the answers are, float32 `[n, ...]` (`confidence.py`): all of them.
+
+        Args:
+            logits: As for `of`.
+            placed: As for `of`.
+        """
+        return logits
+
     def differ(self, got: Array, expected: Array) -> Array:
         """Returns which rows of an output are not as expected, bool `[n]`; scores may differ by `SCORE_DIFFERENCE`."""
         apart = got != expected if expected.dtype == np.object_ else np.abs(got - expected) > SCORE_DIFFERENCE
@@ -184,6 +193,17 @@ class Entities(Response):
         _check_tokens(logits, labels, placed)
         found = [entities(values, labels, row, self.strategy) for values, row in zip(logits, placed, strict=True)]
         return {ENTITIES: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
+
+    def scored(self, logits: Array, placed: Sequence[Any] = ()) -> Array:
+        """Logits of the first token of each word, `[n, words, C]`: it has the tag that the strategy `first` reads. A word without a token
+        has zeros, and so have the places after the last word."""
+        words = [_words(text, tokens) for text, tokens in placed]
+        found = np.zeros((len(words), max([1, *map(len, words)]), np.asarray(logits).shape[-1]), np.float32)
+        for row, own in enumerate(words):
+            for word, (_, places) in enumerate(own):
+                if places:
+                    found[row, word] = logits[row][places[0]]
+        return found
 
     def differ(self, got: Array, expected: Array) -> Array:
         """Returns which rows have different entities, or scores that differ by more than `SCORE_DIFFERENCE`."""

@@ -111,8 +111,21 @@ def graph(preprocessor: Preprocessor, path: Path) -> None:
 
 def expected(preprocessor: Preprocessor, rows, seed: int = 0) -> np.ndarray:
     """The logits of each row by itself, in its smallest bucket."""
+    return np.concatenate(each(preprocessor, rows, seed))
+
+
+def each(preprocessor: Preprocessor, rows, seed: int = 0) -> list[np.ndarray]:
+    """The same as an array for each row."""
     compiled = openvino.Core().compile_model(network(preprocessor, seed), "CPU", PROPERTIES)
-    return np.concatenate([np.array(compiled(preprocessor.encode([row]))[0]) for row in rows])
+    return [np.array(compiled(preprocessor.encode([row]))[0]) for row in rows]
+
+
+def padded(preprocessor: Preprocessor, rows, seed: int = 0) -> np.ndarray:
+    """The same as one array; of tokens with zeros up to the largest bucket."""
+    found = each(preprocessor, rows, seed)
+    if preprocessor.per_token:
+        found = [np.pad(one, ((0, 0), (0, preprocessor.max_length - one.shape[1]), (0, 0))) for one in found]
+    return np.concatenate(found)
 
 
 def export(
@@ -129,7 +142,7 @@ def export(
             openvino.save_model(network(preprocessor), folder / file, compress_to_fp16=False)
         else:
             graph(preprocessor, folder / file)
-        save_predictions(folder / "openvino.safetensors", expected(preprocessor, rows), ClassIds(np.zeros(len(rows), np.int64)))
+        save_predictions(folder / "openvino.safetensors", padded(preprocessor, rows), ClassIds(np.zeros(len(rows), np.int64)))
         served = {
             "engine": engine,
             "mode": mode,

@@ -34,8 +34,8 @@ from triton_repo.layout import EXPORTED, SHORT, VERSION, Served, served_build, s
 NAME, DOCUMENT, WARM_UP = "cascade", "cascade.json", "warm_up"
 FILES = ("__init__.py", "model.py", "tiers.py", "watch.py", "metrics.py")
 STANDALONE = (confidence, e_process)
-SETS, TAGS = "set", "tags"
-"""Forms of answers, as scores name them."""
+TAGS, FIRST = "tags", "entities"
+"""The form of answers that are tags, as scores name it, and the response that reads the tags that were certified."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ServedCascade:
 
     @property
     def form(self) -> str:
-        """Form of the answers: class, set or tags."""
+        """Form of the answers: class, set, tags, value or vector."""
         return next(tier.score.form for tier in self.document.tiers if tier.score is not None)
 
 
@@ -59,7 +59,8 @@ def cascade_of(exported: Artifact, document: Cascade) -> ServedCascade:
         document: Contents of cascade.json.
 
     Raises:
-        InputError: A tier is no engine of this export that the CPU repository serves, or tiers have different labels.
+        InputError: A tier is no engine of this export that the CPU repository serves, tiers have different labels, or their tags are not
+            those that were certified.
     """
     engines = {build.key(entry): (build, entry) for build in read(Exported, exported.path / EXPORTED).builds for entry in build.engines}
     tiers = []
@@ -77,7 +78,21 @@ def cascade_of(exported: Artifact, document: Cascade) -> ServedCascade:
     if len(names) > 1:
         remedy = "give tiers with the same labels in the same order"
         raise InputError("stages.cascade.tiers", f"{len(names)} different lists of labels", remedy=remedy)
-    return ServedCascade(document, tuple(tiers))
+    found = ServedCascade(document, tuple(tiers))
+    if found.form == TAGS:
+        _check_tags(found)
+    return found
+
+
+def _check_tags(cascade: ServedCascade) -> None:
+    """Raises where the words of a text would have other tokens in another tier, or entities would not be read from their first tokens."""
+    prepared = [tier.prepared for tier in cascade.tiers]
+    if len({(str(one.tokenizer and one.tokenizer.to_str()), one.max_length, one.buckets) for one in prepared}) > 1:
+        given = "tiers with different tokenizers or lengths given, and the answer is put together from tokens"
+        raise InputError("stages.cascade.tiers", given, "one tokenizer and one list of lengths is allowed", "leave that tier out")
+    if prepared[0].response != FIRST:
+        given = f"{prepared[0].response} given, and the tags of the first tokens of words were certified"
+        raise InputError("stages.cascade", given, f"{FIRST} is allowed", "leave out the stage")
 
 
 def write_cascade(
@@ -150,7 +165,8 @@ def served_document(cascade: ServedCascade, audit: Audit, instances: int, warm_u
     watch = {
         "escalation": [one.upper for one in document.escalation],
         "disagreement": document.certificate.bound,
-        "set": cascade.form == SETS,
+        "form": cascade.form,
+        "limit": document.certificate.distance,
         "audit": audit.share,
         "false_alarm": audit.false_alarm,
         "instances": instances,

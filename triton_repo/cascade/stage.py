@@ -25,7 +25,7 @@ from foundation.measure.answers import load_logits, save_predictions
 from foundation.measure.metrics import metrics
 from foundation.standalone.confidence import confidence, route
 from foundation.standalone.tolerance import disagreements_allowed
-from triton_repo.cascade.layout import NAME, TAGS, ServedCascade, cascade_of, write_cascade
+from triton_repo.cascade.layout import NAME, ServedCascade, cascade_of, write_cascade
 from triton_repo.cascade.settings import Audit
 from triton_repo.client import Answers, ServedWrong, evaluate, latency
 from triton_repo.config import Scheduling
@@ -118,7 +118,7 @@ class CascadeInRepository:
 
 
 def opened_cascade(exported: Artifact, context: Context, audit: Audit) -> CascadeInRepository | None:
-    """Returns the cascade of a run; None where it has none, or one that is not served.
+    """Returns the cascade of a run; None where it has none.
 
     Args:
         exported: The artifact of `export`.
@@ -131,9 +131,6 @@ def opened_cascade(exported: Artifact, context: Context, audit: Audit) -> Cascad
     if context.cascade is None:
         return None
     cascade = cascade_of(exported, read(Cascade, context.cascade.path / FILE))
-    if cascade.form == TAGS:
-        context.progress.log("  the cascade is not served: the server joins the tags of tokens, and its score is of words")
-        return None
     return CascadeInRepository(cascade, audit, isinstance(context.data.evaluation.rows[0], tuple), context.target)
 
 

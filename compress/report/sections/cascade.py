@@ -14,7 +14,7 @@ SCORES = {
     "margin": "difference of the two largest logits",
     "entropy": "entropy of the probabilities",
     "energy": "free energy of the logits",
-    "calibrated": "logistic model of margin, entropy and energy",
+    "calibrated": "logistic model of margin, entropy and energy; of numbers and vectors a linear model of their distance",
 }
 
 
@@ -45,7 +45,7 @@ def headline(report: Contents) -> list[tuple[str, bool]] | None:
     if found is None or not found.tiers or report.triton.cascade is None:
         return None
     certificate, names = found.certificate, ", then ".join(tier.variant for tier in found.tiers)
-    sure = f" of its answers are other ones than those of {found.original.variant}, with confidence {percent(certificate.confidence)}"
+    sure = f" of its answers are {_other(found)} of {found.original.variant}, with confidence {percent(certificate.confidence)}"
     parts = [(f"A cascade ({names}) is served: at most ", False), (percent(certificate.bound), True), (sure, False)]
     if found.times is None or not found.times.tiers:
         return [*parts, (".", False)]
@@ -58,9 +58,15 @@ def promise(found: Cascade) -> str:
     """Returns the certificate in one sentence."""
     certificate = found.certificate
     return (
-        f"With confidence {percent(certificate.confidence)}, at most {percent(certificate.bound)} of the answers are other ones than those "
+        f"With confidence {percent(certificate.confidence)}, at most {percent(certificate.bound)} of the answers are {_other(found)} "
         f"of {found.original.variant} in torch (fp32): {certificate.disagreements:,} of {certificate.n:,} certificate rows are."
     )
+
+
+def _other(found: Cascade) -> str:
+    """Returns what is counted: other answers, or answers that are too far away."""
+    limit = found.certificate.max_distance
+    return "other ones than those" if limit is None else f"farther than {limit:.4g} from those"
 
 
 def percent(share: float) -> str:

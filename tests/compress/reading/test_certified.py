@@ -86,6 +86,24 @@ def test_of_sentences_with_tags_the_words_are_read(tmp_path: Path) -> None:
             read(tmp_path, f'{{"words": {wrong}}}\n', "new.jsonl", task, columns={"tokens": "words"})
 
 
+def test_where_answers_are_numbers_labels_are_not_read(tmp_path: Path) -> None:
+    pairs = "a\tb\tscore\none\ttwo\t3.5\n"
+    found = read(tmp_path, pairs, task="text-regression", columns={"text": "a", "text_pair": "b", "label": "score"})
+    assert (found.rows, found.labels) == ([("one", "two")], None)
+
+
+def test_where_answers_are_vectors_each_text_is_a_row(tmp_path: Path) -> None:
+    task, pairs = "sentence-embedding", "a\tb\tscore\none\ttwo\t3.5\nthree\tfour\t1\n"
+    of_pairs = read(tmp_path, pairs, task=task, columns={"text": "a", "text_pair": "b"})
+    assert (of_pairs.rows, of_pairs.labels) == (["one", "two", "three", "four"], None)
+    one = read(tmp_path, pairs, task=task, columns={"text": "b"})
+    assert one.rows == ["two", "four"]
+    config = DataConfig(path=str(tmp_path), certify={"files": "new.tsv"}, columns={"text": "b", "text_pair": "a", "label": "score"})  # type: ignore[arg-type]
+    found = with_certify(data(), config, task, lambda line: None, numbered=False).certify
+    assert found is not None
+    assert found.rows == ["two", "one", "four", "three"]
+
+
 @pytest.mark.parametrize("leak", ["a bad film", "a good one", "the end", "the  end"])
 def test_a_row_of_any_split_is_refused_or_left_out(tmp_path: Path, leak: str) -> None:
     text = f"text\nfirst row\n{leak}\nsecond row\n"
@@ -126,8 +144,8 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         read(tmp_path, "text\n")
     with raises_problem("data.certify.files", "all 1 rows"):
         read(tmp_path, "text\na film\n", shared="drop")
-    with raises_problem("data.certify", "text-regression", TASK):
-        read(tmp_path, "text\nrow\n", task="text-regression")
+    with raises_problem("data.certify", "reranking", TASK):
+        read(tmp_path, "text\nrow\n", task="reranking")
 
 
 def test_images_of_a_folder_are_read_with_their_classes(tmp_path: Path) -> None:

@@ -110,7 +110,72 @@ def test_losses_of_classes_and_sets() -> None:
     assert right(sets, LabelSets(np.array([[True, False], [True, False], [False, False]]))).tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("task", ["text-generation", "text-regression", "sentence-embedding", "question-answering"])
+def far(n: int, form: str, seed: int = 0) -> Judged:
+    """A tier that is far from the original where its answer is in the middle, or points along the first axis."""
+    rng = np.random.default_rng(seed)
+    if form == "value":
+        answers = rng.uniform(0, 5, (n, 1))
+        size = np.exp(-((answers[:, 0] - 2.5) ** 2))
+        original = answers + (size * rng.normal(size=n))[:, np.newaxis]
+        apart = np.abs(answers - original)[:, 0]
+    else:
+        answers = rng.normal(size=(n, 6)) * rng.uniform(0.5, 2, (n, 1))
+        size = 0.1 * np.exp(1.5 * answers[:, 0] / np.linalg.norm(answers, axis=1))
+        moved = rng.normal(size=(n, 6)) * size[:, np.newaxis] * np.linalg.norm(answers, axis=1, keepdims=True)
+        original = answers + moved
+        apart = np.linalg.norm(moved, axis=1) / np.linalg.norm(original, axis=1)
+    return Judged(answers.astype(np.float32), original.astype(np.float32), apart <= np.quantile(apart, 0.8), form, apart)
+
+
+@pytest.mark.parametrize("form", ["value", "vector"])
+def test_the_score_of_numbers_and_vectors_knows_where_the_tier_is_far_from_the_original(form: str) -> None:
+    known, other = far(1500, form), far(1500, form, seed=1)
+    score, areas = choose(known, "auto", KEY)
+    assert (score["name"], score["form"], list(areas)) == (CALIBRATED, form, [CALIBRATED])
+    area = auroc(confidence(other.logits, score), other.agrees)
+    assert area > 0.75
+    assert areas[CALIBRATED] == pytest.approx(area, abs=0.05)
+    shuffled = np.random.default_rng(5).permutation(1500)
+    nothing = Judged(known.logits, known.original, known.agrees[shuffled], form, np.asarray(known.apart)[shuffled])
+    assert crossed(nothing) == pytest.approx(0.5, abs=0.07), "judged on rows that it was not fitted on"
+
+
+@pytest.mark.parametrize("form", ["value", "vector"])
+def test_the_score_of_numbers_is_the_ridge_regression_of_the_negative_logarithm(form: str) -> None:
+    """Against least squares on rows that are lengthened by the ridge."""
+    known = far(300, form, seed=3)
+    parts = known.logits.astype(np.float64)
+    if form == "value":
+        design = np.concatenate([parts, parts**2], axis=1)
+    else:
+        sizes = np.linalg.norm(parts, axis=1, keepdims=True)
+        design = np.concatenate([parts / sizes, np.log(sizes)], axis=1)
+    standard = (design - design.mean(axis=0)) / design.std(axis=0)
+    apart = np.asarray(known.apart)
+    target = -np.log(np.maximum(apart, sum(sorted(apart.tolist())[149:151]) / 200))  # a hundredth of the median
+    count = design.shape[1]
+    longer = np.concatenate([standard, np.sqrt(count) * np.eye(count)])
+    weights = np.linalg.lstsq(longer, np.concatenate([target - target.mean(), np.zeros(count)]), rcond=None)[0]
+    found = confidence(known.logits, fit(known))
+    np.testing.assert_allclose(found, standard @ weights + target.mean(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tier_that_is_never_far_has_a_constant_score() -> None:
+    answers = np.ones((20, 3), np.float32)
+    same = Judged(answers, answers, np.ones(20, bool), "vector", np.zeros(20))
+    score, areas = choose(same, "auto", KEY)
+    assert len(np.unique(confidence(answers, score))) == 1
+    assert areas == {CALIBRATED: 0.5}
+
+
+def test_numbers_and_vectors_are_other_answers_beyond_a_distance() -> None:
+    numbers = np.array([[1.0], [2.0], [3.0]], np.float32), np.array([[1.25], [2.3], [2.7]], np.float32)
+    assert disagreements("text-regression", *numbers, 0.25).tolist() == [False, True, True]
+    original, answers = np.array([[3, 4], [3, 4]], np.float32), np.array([[3, 4.5], [3, 5.1]], np.float32)
+    assert disagreements("sentence-embedding", original, answers, 0.1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("task", ["text-generation", "question-answering", "reranking", "retrieval", "image-text", "speech-recognition"])
 def test_answers_without_scores_are_refused(task: str) -> None:
     with raises_problem("stages.cascade", task, "text-classification"):
         form_of(task, "stages.cascade")

@@ -81,6 +81,23 @@ def test_a_calibrated_score_has_a_bias_of_the_predicted_class() -> None:
     np.testing.assert_allclose(confidence(logits, one), parts @ np.array([1.0, 10.0, 100.0]) + 0.25)
 
 
+def test_a_value_and_a_vector_have_a_linear_model_of_the_answer() -> None:
+    values = np.array([[2.0], [-3.0]], np.float32)
+    own = score(CALIBRATED, "value", weights=[0.5, -1.0], bias=[0.25])
+    assert confidence(values, own).tolist() == [0.5 * 2 - 4 + 0.25, 0.5 * -3 - 9 + 0.25]
+    vectors = np.array([[3.0, 4.0], [0.0, 0.0], [-6.0, 8.0]], np.float32)
+    own = score(CALIBRATED, "vector", weights=[1.0, 2.0, 10.0], bias=[0.5])
+    expected = [0.6 + 1.6 + 10 * math.log(5) + 0.5, 0.5, -0.6 + 1.6 + 10 * math.log(10) + 0.5]
+    np.testing.assert_allclose(confidence(vectors, own), expected)
+
+
+@pytest.mark.parametrize(("form", "weights"), [("value", [0.0, 0.0]), ("vector", [0.0, 0.0])])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_or_vector_that_is_no_number_is_never_kept(form: str, weights: list[float], bad: float) -> None:
+    scores = confidence(np.array([[bad], [1.0]], np.float32), score(CALIBRATED, form, weights=weights, bias=[1.0]))
+    assert kept(scores, KEEP_ALL).tolist() == [False, True]
+
+
 def test_the_first_model_that_keeps_a_row_answers_it() -> None:
     scores = [np.array([3.0, 1.0, 1.0, 2.0]), np.array([0.0, 5.0, 0.0, 9.0])]
     assert route(scores, [2.0, 4.0]).tolist() == [0, 1, 2, 0]

@@ -160,3 +160,21 @@ def test_words_without_a_token_end_an_entity() -> None:
     logits = 9 * np.eye(3, dtype=np.float32)[[[1, 2]]]
     [row] = RESPONSES["entities"].of(logits, names, [("a ? b c", ((0, 0, 1), (1, 4, 5)))])["ENTITIES"].tolist()
     assert [one["text"] for one in json.loads(row[0])] == ["a", "b"]
+
+
+@given(st.lists(st.sampled_from(["ann", "bob", "zz,yx", "new-york", "\u65e5\u672c", "\x07", "."]), max_size=7), st.integers(3, 12))
+def test_a_score_is_of_the_words_that_training_and_metric_see(words: list[str], length: int) -> None:
+    """The part of the logits that a served cascade goes by is the one that was certified."""
+    engine = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "ann": 4}, unk_token="[UNK]"))
+    engine.pre_tokenizer = pre_tokenizers.Whitespace()
+    engine.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made = Preprocessor(
+        "text", ("input_ids",), ("O", "B-X"), "token-classification", length, (length,), response="entities", tokenizer=engine
+    )
+    logits = np.random.default_rng(0).normal(size=(2, length, 2)).astype(np.float32)
+    texts = [" ".join(words), "ann bob"]
+    expected = tags.of_words(logits, first_pieces(made.tokenizer, texts), length)
+    found = RESPONSES["entities"].scored(logits, placed(made, texts))
+    width = max(found.shape[1], expected.shape[1])
+    both = [np.pad(one, ((0, 0), (0, width - one.shape[1]), (0, 0))) for one in (found, expected)]
+    np.testing.assert_array_equal(*both)

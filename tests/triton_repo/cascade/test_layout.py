@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from foundation.artifacts.document import read
 from foundation.artifacts.triton import CascadeModel, Results
@@ -87,7 +88,15 @@ def test_what_the_served_model_reads(tmp_path):
         {"folder": "tier-3", "score": None, "threshold": None},
     ]
     assert found["warm_up"] == ["8", "16"]
-    watch = {"escalation": [0.3, 0.3], "disagreement": 0.01, "set": False, "audit": 0.25, "false_alarm": 0.02, "instances": 2}
+    watch = {
+        "escalation": [0.3, 0.3],
+        "disagreement": 0.01,
+        "form": "class",
+        "limit": None,
+        "audit": 0.25,
+        "false_alarm": 0.02,
+        "instances": 2,
+    }
     assert found["watch"] == watch
 
 
@@ -137,20 +146,26 @@ def test_the_stage_writes_it_next_to_the_models(tmp_path):
     assert json.loads((repository / NAME / "1" / "cascade.json").read_text())["watch"]["audit"] == 0.1
 
 
-def test_a_cascade_of_tags_is_not_served(tmp_path):
-    exported = tiny_cascades.export(tmp_path / "export", ROWS)
-    document = tiny_cascades.document([2.0])
-    score = document.tiers[0].score.with_(form="tags")
-    folder = tiny_cascades.artifact(tmp_path / "cascade", [2.0]).path
-    changed = document.with_(tiers=(document.tiers[0].with_(score=score), document.tiers[1]))
-    (folder / "cascade.json").write_text(json.dumps(changed.written()))
-    said: list[str] = []
-    quiet = type("Quiet", (), {"log": lambda self, line: said.append(line)})()
-    given = replace(context(ROWS, tmp_path), progress=quiet, cascade=tiny_cascades.Artifact(folder, {"digest": "1"}))
-    (tmp_path / "out").mkdir()
-    TritonRepo(serve=False).run(exported, given, tmp_path / "out")
-    assert not (tmp_path / "out" / "model_repository" / NAME).exists()
-    assert len(said) == 1
+def test_tags_that_are_not_those_of_the_certificate_are_refused(tmp_path):
+    """Entities are put together from the tags of first tokens, whose places are those of one tokenizer."""
+    exported = tiny_cascades.export(tmp_path, ROWS, preprocessor=tiny_cascades.prepared("tags"))
+    document = tiny_cascades.document([2.0], score={**tiny_cascades.MARGIN, "form": "tags"})
+    assert cascade_of(exported, document).form == "tags"
+    for change in ({"buckets": (16,)}, {"tokenizer": other_words()}, {"max_length": 8}):
+        replace(tiny_cascades.prepared("tags"), **change).save(tmp_path / "quantize-int8")
+        with raises_problem("stages.cascade.tiers", "tokenizers", "lengths", "leave that tier out"):
+            cascade_of(exported, document)
+    for folder in ("quantize-int8", "baseline-fp32"):
+        replace(tiny_cascades.prepared("tags"), response="entities-max").save(tmp_path / folder)
+    with raises_problem("stages.cascade", "entities-max", "entities is allowed"):
+        cascade_of(exported, document)
+
+
+def other_words() -> Tokenizer:
+    """A tokenizer that knows one word more."""
+    made = tiny.text_preprocessor().tokenizer
+    made.add_tokens(["film,"])
+    return made
 
 
 @pytest.mark.parametrize("run", ["run", "baseline-fp32", NAME])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from foundation.standalone.response import RESPONSES
+from foundation.standalone.response import RESPONSES, placed
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import MetricFamily, TritonError, stand_in
 from tests.triton_repo.cascade import tiny_cascades
 from tests.triton_repo.test_cpu_model import request
-from triton_repo.cascade.layout import NAME, write_cascade
+from triton_repo.cascade.layout import NAME, cascade_of, write_cascade
 from triton_repo.cascade.settings import Audit
 from triton_repo.config import Scheduling, from_text
 
@@ -28,8 +28,10 @@ def serve(tmp_path, monkeypatch):
     """Writes a repository with a cascade, and loads the model out of it as the server would."""
     loaded = []
 
-    def load(thresholds, variants=("quantize", "baseline"), audit=0.0):
-        cascade = tiny_cascades.cascade(tmp_path / "export", ROWS, thresholds, variants)
+    def load(thresholds, variants=("quantize", "baseline"), audit=0.0, form="class", distance=None):
+        exported = tiny_cascades.export(tmp_path / "export", ROWS, variants, tiny_cascades.prepared(form))
+        document = tiny_cascades.document(thresholds, variants, score=tiny_cascades.score_of(form), distance=distance)
+        cascade = cascade_of(exported, document)
         about = {"pairs": False, "batch_sizes": (1, 4), "max_batch_size": 8, "scheduling": Scheduling()}
         write_cascade(tmp_path / "repository", cascade, Audit(share=audit), **about)
         folder = tmp_path / "repository" / NAME
@@ -77,6 +79,55 @@ def test_every_row_has_the_answer_of_the_first_tier_that_is_sure(serve, size, ti
     wanted = RESPONSES["label"].of(logits, tiny.LABELS)
     assert joined["LABEL"].tolist() == wanted["LABEL"].tolist()
     np.testing.assert_allclose(joined["SCORE"], wanted["SCORE"], atol=1e-6)
+
+
+DISTANCE = 1.0
+
+
+def naive(form: str, rows, threshold: float) -> tuple[list[np.ndarray], list[int], list[bool]]:
+    """Of each row, one after the other: the answer, its tier, and whether the last tier answers otherwise."""
+    made = tiny_cascades.prepared(form)
+    answers, tiers, wrong = [], [], []
+    both = [tiny.padded(made, rows, tiny_cascades.SEEDS[variant]) for variant in ("quantize", "baseline")]
+    for row, first, last in zip(rows, *both, strict=True):
+        if form == "tags":  # a token is a word here, after [CLS]
+            words = min(len(row.split()), made.max_length - 2)
+            pairs = [(first[1 + word], last[1 + word]) for word in range(words)]
+            sure = min(float(np.diff(np.sort(one.astype(np.float64))[-2:])[0]) for one, _ in pairs)
+            other = any(one.argmax() != two.argmax() for one, two in pairs)
+        elif form == "value":
+            sure, other = float(first[0]), abs(float(first[0]) - float(last[0])) > DISTANCE
+        else:
+            sizes = [float(np.sqrt((one.astype(np.float64) ** 2).sum())) for one in (first, last, first.astype(np.float64) - last)]
+            sure, other = float(first[0]) / sizes[0], sizes[2] > DISTANCE * sizes[1]
+        keeps = sure >= threshold
+        answers.append(first if keeps else last)
+        tiers.append(1 if keeps else 2)
+        wrong.append(keeps and other)
+    return answers, tiers, wrong
+
+
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize(("form", "threshold", "raw"), [("tags", 0.1, "LOGITS"), ("value", 0.5, "LOGITS"), ("vector", 0.1, "VECTOR")])
+def test_tags_numbers_and_vectors_have_the_answer_of_the_tier_that_is_sure(serve, form, threshold, raw, size):
+    MetricFamily.made.clear()
+    model = serve([threshold], audit=1.0, form=form, distance=None if form == "tags" else DISTANCE)
+    answers, tiers, wrong = naive(form, ROWS, threshold)
+    assert set(tiers) == {1, 2}
+    assert 0 < sum(wrong) < len(ROWS), "some are kept and answered otherwise"
+    responses = model.execute(requests_of(ROWS, size))
+    found = [row for response in responses for row in response.tensors[raw]]
+    assert [int(tier) for response in responses for tier in response.tensors["TIER"].reshape(-1)] == tiers
+    for got, expected in zip(found, answers, strict=True):
+        longest = expected[: len(got)]
+        np.testing.assert_allclose(got, longest, atol=1e-6)
+        assert not expected[len(got) :].any()
+    if form == "tags":
+        made = tiny_cascades.prepared(form)
+        wanted = RESPONSES["entities"].of(np.stack(answers), made.labels, placed(made, ROWS))["ENTITIES"].reshape(-1).tolist()
+        assert [value for response in responses for value in response.tensors["ENTITIES"].reshape(-1).tolist()] == wanted
+    model.watch.close()
+    assert (model.watch.audited, model.watch.disagreements) == (len(ROWS), sum(wrong))
 
 
 @pytest.mark.parametrize(("threshold", "tier"), [(None, 1), (-3.4028234663852886e38, 0)])

@@ -19,6 +19,9 @@ from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import open_run
 from foundation.artifacts.triton import Results
 from foundation.core.progress import ConsoleProgress
+from foundation.labels.tags import Tags
+from foundation.labels.value import Numbers
+from foundation.labels.vectors import Pairs
 from tests import without_clocks
 from tests.export import sentiment
 from tests.test_cascade import CASCADE, recipe
@@ -29,6 +32,7 @@ from triton_repo import client, environment, layout
 from triton_repo.cascade.layout import NAME, write_cascade
 from triton_repo.cascade.served.metrics import FAMILIES, PREFIX
 from triton_repo.cascade.settings import Audit
+from triton_repo.cascade.stage import compare
 from triton_repo.config import Scheduling
 from triton_repo.control import Control
 from triton_repo.deployment import models_in, repository_of
@@ -165,6 +169,30 @@ def test_it_is_served_under_the_name_of_the_run_and_comes_back(running, tmp_path
         with Service(tmp_path / "repository", environment.check(), tmp_path / "log", models=models) as started:
             answers = client.evaluate(started.grpc_address, "mine", ROWS, 4)
             np.testing.assert_array_equal(answers.logits, tiny_cascades.answered(ROWS, [threshold])[0].astype(np.float32))
+
+
+@pytest.mark.parametrize(("form", "threshold", "distance"), [("tags", 0.1, None), ("value", 0.5, 1.0), ("vector", 0.1, 1.0)])
+def test_tags_numbers_and_vectors_are_served_as_they_were_certified(tmp_path, form, threshold, distance):
+    made = tiny_cascades.prepared(form)
+    exported = tiny_cascades.export(tmp_path / "export", ROWS, preprocessor=made)
+    document = tiny_cascades.document([threshold], score=tiny_cascades.score_of(form), distance=distance)
+    cascade = tiny_cascades.cascade_of(exported, document)
+    about = {"pairs": False, "batch_sizes": (1, 4), "max_batch_size": 8, "scheduling": Scheduling()}
+    write_cascade(tmp_path / "repository", cascade, Audit(share=1.0), **about)
+    with Service(tmp_path / "repository", environment.check(), tmp_path / "log") as started:
+        answers = client.evaluate(started.grpc_address, NAME, ROWS, 4)
+        with InferenceServerClient(started.grpc_address) as asked:
+            together = client.Answers.of([client.infer_rows(asked, NAME, ROWS[:8])])
+        until(lambda: metrics(started)[f"audited_rows_total,{NAME}"] == len(ROWS) + 8)
+        seen = metrics(started)
+    labels = {"tags": Tags(np.zeros((len(ROWS), 3, 2), np.int32)), "value": Numbers(np.ones(len(ROWS), np.float32))}
+    found = compare(cascade, made.task, answers, labels.get(form, Pairs(np.zeros((len(ROWS), 2), np.float32))))
+    assert (found.disagreements, found.routed_otherwise) == (0, 0)
+    assert min(found.rows_per_tier) > 0
+    assert seen[f"audit_disagreements_total,{NAME}"] > 0
+    assert seen[f"rows_total,{NAME},1"] == found.rows_per_tier[0] + int((together.tiers == 1).sum())
+    assert together.tiers.tolist() == answers.tiers[:8].tolist()
+    np.testing.assert_allclose(together.logits, answers.logits[:8, : together.logits.shape[1]], atol=1e-6)
 
 
 class Quiet:

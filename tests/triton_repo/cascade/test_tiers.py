@@ -39,6 +39,9 @@ class Noting:
         self.asked.append(rows)
         return ["broken" if self.fails & set(own) else Predicted(own, self.table[own]) for own in rows]
 
+    def scored(self, predicted):
+        return predicted.logits
+
     def response(self, predicted, **more):
         return predicted, more
 
@@ -113,6 +116,49 @@ def test_the_response_is_of_the_first_model_that_was_asked():
     predicted, more = one.response(TIER=one.tiers)
     assert one.model is small
     assert (predicted.rows, predicted.logits.tolist(), more["TIER"].tolist()) == ([0], [[1.0, 1.0]], [2])
+
+
+@dataclass
+class Tokens(Noting):
+    """A model with logits of tokens, as many as a row is long; words are every second token."""
+
+    def predict(self, requests):
+        rows = [[int(value) for value in columns[0].reshape(-1)] for columns in requests]
+        self.asked.append(rows)
+        longest = [max(LENGTHS[row] for row in own) for own in rows]
+        return [Predicted(own, self.table[own][:, : 2 * most]) for own, most in zip(rows, longest, strict=True)]
+
+    def scored(self, predicted):
+        return predicted.logits[:, ::2]
+
+
+LENGTHS = (1, 3, 2, 4)
+"""Words of each row; a word has two tokens."""
+TAGS = {**MARGIN, "form": "tags"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_row_of_tags_goes_on_where_one_word_is_not_sure(data):
+    """The naive cascade looks at one row after the other, and a request has the places of its longest row, whoever answers it."""
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    tables = []
+    for _ in range(2):
+        table = draw.normal(size=(4, 8, 3)).astype(np.float32)
+        for row, words in enumerate(LENGTHS):
+            table[row, 2 * words :] = 0
+        tables.append(table)
+    threshold = data.draw(st.sampled_from([None, 0.2, 0.6, 50.0, -1.0]))
+    rows = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    models = [Tokens(table) for table in tables]
+    (one,) = answer([Tier(models[0], TAGS, threshold), Tier(models[1], None, None)], [columns(rows)])
+    for place, row in enumerate(rows):
+        margins = [np.sort(tables[0][row, 2 * word].astype(np.float64))[-1:-3:-1] for word in range(LENGTHS[row])]
+        keeps = threshold is not None and min(high - low for high, low in margins) >= threshold
+        table, most = tables[0 if keeps else 1], 2 * max(LENGTHS[known] for known in rows)
+        assert one.tiers[place] == (1 if keeps else 2)
+        np.testing.assert_array_equal(one.logits[place], table[row, :most])
+        np.testing.assert_array_equal(one.scored[place], table[row, :most:2])
 
 
 def test_two_threads_ask_a_model_in_turn():

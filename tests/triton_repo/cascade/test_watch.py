@@ -17,7 +17,7 @@ from triton_repo.cascade.served.metrics import FAMILIES, PREFIX, Metrics
 from triton_repo.cascade.served.tiers import Answer
 from triton_repo.cascade.served.watch import Seen, Watch, different
 
-SETTINGS = {"escalation": [0.2], "disagreement": 0.01, "set": False, "audit": 0.5, "false_alarm": 0.1, "instances": 1}
+SETTINGS = {"escalation": [0.2], "disagreement": 0.01, "form": "class", "limit": None, "audit": 0.5, "false_alarm": 0.1, "instances": 1}
 TABLE = np.eye(3, dtype=np.float32)
 """Logits of the last tier: the answer to row i is i % 3."""
 
@@ -31,7 +31,7 @@ class Table(Noting):
 
 
 def answer_of(answers, tiers) -> Answer:
-    return Answer(TABLE[np.array(answers)], np.array(tiers, np.int32), None, None)
+    return Answer(TABLE[np.array(answers)], TABLE[np.array(answers)], np.array(tiers, np.int32), None, None)
 
 
 def watching(last: Any = None, **changes) -> Watch:
@@ -193,6 +193,25 @@ def test_the_thread_takes_and_sends_what_waits_and_ends(monkeypatch):
 
 def test_answers_differ_by_the_first_largest_logit_or_by_a_label_of_the_set():
     some, other = np.array([[1, 1, 0], [0, 2, 1]], np.float32), np.array([[3, 2, 0], [0, 1, 2]], np.float32)
-    assert different(some, other, False).tolist() == [False, True]
-    assert different(np.array([[1, -1], [1, -1]], np.float32), np.array([[9, -2], [1, 0.5]], np.float32), True).tolist() == [False, True]
-    assert different(np.array([[0.0]], np.float32), np.array([[-1.0]], np.float32), True).tolist() == [False]
+    assert different(some, other, "class", None).tolist() == [False, True]
+    sets = np.array([[1, -1], [1, -1]], np.float32), np.array([[9, -2], [1, 0.5]], np.float32)
+    assert different(*sets, "set", None).tolist() == [False, True]
+    assert different(np.array([[0.0]], np.float32), np.array([[-1.0]], np.float32), "set", None).tolist() == [False]
+
+
+def test_tags_differ_by_the_tag_of_a_word_and_places_without_a_word_do_not_count():
+    last = np.array([[[1, 2], [0, 0]], [[1, 2], [3, 1]]], np.float32)
+    same = np.array([[[0, 9], [0, 0], [0, 0]], [[1, 4], [2, 1], [0, 0]]], np.float32)
+    assert different(last, same, "tags", None).tolist() == [False, False]
+    assert different(same, last, "tags", None).tolist() == [False, False]
+    assert different(last, same[:, :, ::-1], "tags", None).tolist() == [True, True]
+    assert different(last[:1], np.array([[[0, 9], [0, 1]]], np.float32), "tags", None).tolist() == [True], "a word that only one has"
+
+
+def test_numbers_and_vectors_differ_by_their_distance():
+    values = np.array([[1.0], [1.0], [-2.0]], np.float32), np.array([[1.25], [1.3], [-2.5]], np.float32)
+    assert different(*values, "value", 0.25).tolist() == [False, True, True]
+    last, other = np.array([[3, 4], [3, 4]], np.float32), np.array([[3, 4.5], [3, 3.4]], np.float32)
+    assert different(last, other, "vector", 0.1).tolist() == [False, True]
+    assert different(last, other, "vector", 0.2).tolist() == [False, False]
+    assert different(last, other, "vector", 0.09).tolist() == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import openvino
 from foundation.artifacts.artifact import Artifact, write_json
 from foundation.artifacts.cascade import Cascade
 from foundation.labels.classes import ClassIds
-from foundation.measure.answers import save_predictions
+from foundation.measure.answers import compressed, save_predictions
 from foundation.standalone.confidence import Score, confidence
 from foundation.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
@@ -20,7 +21,28 @@ from triton_repo.cascade.layout import ServedCascade, cascade_of
 VARIANTS = (("small", "int8"), ("quantize", "int8"), ("baseline", "fp32"))
 SEEDS = {"small": 2, "quantize": 1, "baseline": 0}
 MARGIN: Score = {"name": "margin", "form": "class", "temperature": 1.0, "weights": [], "bias": []}
+TAGS = ("O", "B-FILM", "I-FILM")
 WORDS = ("a", "fine", "film", "dull", "and", "very", "long")
+
+
+def prepared(form: str) -> Preprocessor:
+    """The preprocessor of models whose answers have a form."""
+    made = tiny.text_preprocessor()
+    if form == "tags":
+        return replace(made, task="token-classification", labels=TAGS, response="entities")
+    if form == "value":
+        return replace(made, task="text-regression", labels=("score",))
+    if form == "vector":
+        return replace(made, task="sentence-embedding", labels=("vector",) * 3, response="vector")
+    return made
+
+
+def score_of(form: str) -> Score:
+    """A score of answers of a form; of vectors their first number."""
+    if form not in ("value", "vector"):
+        return {**MARGIN, "form": form}
+    weights = [1.0, 0.0] if form == "value" else [1.0, 0.0, 0.0, 0.0]
+    return {"name": "calibrated", "form": form, "temperature": 1.0, "weights": weights, "bias": [0.0]}
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -38,11 +60,14 @@ def export(root: Path, rows, variants=("quantize", "baseline"), preprocessor: Pr
             folder = root / f"{variant}-{precision}"
             openvino.save_model(tiny.network(prepared, SEEDS[variant]), folder / "openvino.xml", compress_to_fp16=False)
             labels = ClassIds(np.zeros(len(rows), np.int64))
-            save_predictions(folder / "openvino.safetensors", tiny.expected(prepared, rows, SEEDS[variant]), labels)
+            answers = compressed(prepared, rows, tiny.padded(prepared, rows, SEEDS[variant]))
+            save_predictions(folder / "openvino.safetensors", answers, labels)
     return made
 
 
-def document(thresholds, variants=("quantize", "baseline"), upper: float = 0.5, bound: float = 0.01, **changes) -> Cascade:
+def document(
+    thresholds, variants=("quantize", "baseline"), upper: float = 0.5, bound: float = 0.01, score=MARGIN, distance=None, **changes
+) -> Cascade:
     """A certificate of these tiers."""
     precisions = dict(VARIANTS)
     tiers = [
@@ -54,13 +79,13 @@ def document(thresholds, variants=("quantize", "baseline"), upper: float = 0.5, 
             "engine": "openvino",
             "mode": "static",
             "build": f"{variant}-{precisions[variant]}",
-            "score": None if number == len(variants) else {**MARGIN},
+            "score": None if number == len(variants) else {**score},
             "threshold": None if number == len(variants) else thresholds[number - 1],
         }
         for number, variant in enumerate(variants, 1)
     ]
     limits = [{"tier": number, "units": 1, "n": 10, "rate": 0.1, "upper": upper, "confidence": 0.95} for number in range(1, len(tiers))]
-    certificate = {"bound": bound, "confidence": 0.95, "n": 1000, "disagreements": 1, "p_value": 0.01}
+    certificate = {"bound": bound, "confidence": 0.95, "n": 1000, "disagreements": 1, "p_value": 0.01, "max_distance": distance}
     contents = {"schema": 1, "task": "text-classification", "unit": "row", "tiers": tiers, "certificate": certificate, "escalation": limits}
     return Cascade.model_validate(contents | changes)
 

@@ -32,7 +32,10 @@ class Model(Protocol):
     """A model as it would be served alone."""
 
     def predict(self, requests: list[Columns]) -> list[Any]:
-        """Returns for each request what was computed, with `logits`, float32 [n, C]; or the response with an error."""
+        """Returns for each request what was computed, with `logits`, float32 [n, ...]; or the response with an error."""
+
+    def scored(self, predicted: Any) -> Array:
+        """Returns the part of the logits that says how sure the answers are, float32 [n, ...]: of tags that of each word."""
 
     def response(self, predicted: Any, **more: Array) -> Any:
         """Returns the response to a request, with further outputs."""
@@ -52,6 +55,10 @@ class InTurn:
         """Does what the model does, in turn."""
         with self._lock:
             return list(self._model.predict(requests))
+
+    def scored(self, predicted: Any) -> Array:
+        """Does what the model does."""
+        return np.asarray(self._model.scored(predicted))
 
     def response(self, predicted: Any, **more: Array) -> Any:
         """Does what the model does."""
@@ -73,11 +80,15 @@ class Tier:
         """Whether it need not be run."""
         return self.score is not None and self.threshold is None
 
-    def keeps(self, logits: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Returns which rows it answers, bool [n]."""
+    def keeps(self, scored: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Returns which rows it answers, bool [n].
+
+        Args:
+            scored: Result of `Model.scored`.
+        """
         if self.score is None:
-            return np.ones(len(logits), bool)
-        found: NDArray[np.bool_] = kept(confidence(logits, self.score), self.threshold)
+            return np.ones(len(scored), bool)
+        found: NDArray[np.bool_] = kept(confidence(scored, self.score), self.threshold)
         return found
 
 
@@ -86,13 +97,28 @@ class Answer:
     """The answer to a request."""
 
     logits: NDArray[np.float32]
-    """Logits of the tier that answered each row, float32 [n, C]."""
+    """Logits of the tier that answered each row, float32 [n, ...]."""
+    scored: NDArray[np.float32]
+    """The part of them that the scores are of, float32 [n, ...]."""
     tiers: NDArray[np.int32]
     """That tier, from 1, int32 [n]."""
     model: Model
     """The first model that was asked."""
     predicted: Any
     """What it computed for all rows, for the form of the response."""
+
+    def note(self, rows: NDArray[np.intp], logits: NDArray[np.float32], scored: NDArray[np.float32], tier: int) -> None:
+        """Takes the answers of a tier to some rows; a request has the tokens and words of its longest row, with zeros after shorter ones.
+
+        Args:
+            rows: Numbers of the rows, [k].
+            logits: Their logits, float32 [k, ...].
+            scored: The part of them that the scores are of, float32 [k, ...].
+            tier: Number of the tier, from 1.
+        """
+        for whole, found in ((self.logits, logits), (self.scored, scored)):
+            (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[rows] = found
+        self.tiers[rows] = tier
 
     def response(self, **more: Array) -> Any:
         """Returns the response: what follows from the logits, and further outputs."""
@@ -117,11 +143,13 @@ def answer(tiers: Sequence[Tier], requests: Sequence[Columns]) -> list[Any]:
             if not hasattr(one, "logits"):  # an error
                 answers[index] = one
                 continue
+            scored = tier.model.scored(one)
             if answers[index] is None:
                 count = len(requests[index][0])
-                answers[index] = Answer(np.zeros((count, *one.logits.shape[1:]), np.float32), np.zeros(count, np.int32), tier.model, one)
-            keeps = tier.keeps(one.logits)
-            answers[index].logits[rows[keeps]], answers[index].tiers[rows[keeps]] = one.logits[keeps], number
+                empty, none = (np.zeros((count, *array.shape[1:]), np.float32) for array in (one.logits, scored))
+                answers[index] = Answer(empty, none, np.zeros(count, np.int32), tier.model, one)
+            keeps = tier.keeps(scored)
+            answers[index].note(rows[keeps], one.logits[keeps], scored[keeps], number)
             if not keeps.all():
                 left[index] = rows[~keeps]
         waiting = left

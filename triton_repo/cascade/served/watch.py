@@ -57,15 +57,15 @@ class Watch:
 
     Args:
         last: The last tier.
-        settings: `escalation` (a bound for each tier but the last), `disagreement` (bound), `set` (whether answers are sets of labels),
-            `audit`, `false_alarm`, `instances`.
+        settings: `escalation` (a bound for each tier but the last), `disagreement` (bound), `form` of the answers, `limit` (distance above
+            which a value or a vector is another answer; null for others), `audit`, `false_alarm`, `instances`.
         metrics: Where values are sent.
         name: Of the model, for messages.
     """
 
     def __init__(self, last: Model, settings: Mapping[str, Any], metrics: Metrics, name: str) -> None:
         self._last, self._metrics, self._name = last, metrics, name
-        self._audit, self._set = float(settings["audit"]), bool(settings["set"])
+        self._audit, self._form, self._limit = float(settings["audit"]), str(settings["form"]), settings["limit"]
         bounds = {f"{ESCALATION}{tier}": bound for tier, bound in enumerate(settings["escalation"], 1)}
         if self._audit:
             bounds[DISAGREEMENT] = settings["disagreement"]
@@ -130,14 +130,14 @@ class Watch:
 
     def _disagreement(self, one: Seen) -> float | None:
         """Returns the share of the audited rows of a request that the last tier answers otherwise; None where it fails."""
-        mine, kept = one.answer.logits[one.audited], one.answer.tiers[one.audited] < len(self.rows)
+        mine, kept = one.answer.scored[one.audited], one.answer.tiers[one.audited] < len(self.rows)
         wrong = 0
         if kept.any():
             (found,) = self._last.predict([[column[kept] for column in one.columns]])
             if not hasattr(found, "logits"):  # an error, of which requests that get there tell
                 self.skipped += len(one.audited)
                 return None
-            wrong = int(different(found.logits, mine[kept], self._set).sum())
+            wrong = int(different(self._last.scored(found), mine[kept], self._form, self._limit).sum())
         self.audited += len(one.audited)
         self.disagreements += wrong
         return wrong / len(one.audited)
@@ -169,14 +169,29 @@ class Watch:
                 return
 
 
-def different(logits: NDArray[np.float32], others: NDArray[np.float32], are_sets: bool) -> NDArray[np.bool_]:
-    """Returns which rows have another answer, bool [n]: the largest logit, of equal ones the first; of a set the labels above 0.
+def different(last: NDArray[np.float32], others: NDArray[np.float32], form: str, limit: float | None) -> NDArray[np.bool_]:
+    """Returns which rows have another answer, bool [n].
+
+    class: the largest logit, of equal ones the first. set: the labels above 0. tags: the same of each word, where zeros are no word.
+    value, vector: a distance above the limit, of vectors as a share of the length of the last tier's.
 
     Args:
-        logits: float32 [n, C].
-        others: float32 [n, C].
-        are_sets: Whether any number of labels may hold.
+        last: What the last tier answered, float32 [n, C], or [n, W, C] of words.
+        others: What another tier answered, of the same shape, or of another number of words.
+        form: class, set, tags, value or vector.
+        limit: The limit of the distance; None for other forms.
     """
-    if are_sets:
-        return np.asarray(((logits > 0) != (others > 0)).any(axis=1))
-    return np.asarray(logits.argmax(axis=1) != others.argmax(axis=1))
+    if form == "set":
+        return np.asarray(((last > 0) != (others > 0)).any(axis=1))
+    if form == "tags":
+        words = max(last.shape[1], others.shape[1])
+        ours, theirs = (_tags(np.pad(one, ((0, 0), (0, words - one.shape[1]), (0, 0)))) for one in (last, others))
+        return np.asarray((ours != theirs).any(axis=1))
+    if limit is not None:
+        apart = np.linalg.norm(last.astype(np.float64) - others, axis=1)
+        return np.asarray(apart > limit * (np.linalg.norm(last.astype(np.float64), axis=1) if form == "vector" else 1.0))
+    return np.asarray(last.argmax(axis=1) != others.argmax(axis=1))
+
+
+def _tags(words: NDArray[np.float32]) -> NDArray[np.int64]:
+    return np.where((words != 0).any(axis=-1), words.argmax(axis=-1), -1)
