@@ -13,7 +13,7 @@ llama.cpp in F16, Q4_0, Q4_K_M, IQ4_NL and Q8_0, with flash attention. Every eng
 (foundation/measure/generation.py). On a machine that is quiet for minutes at a time, a few turns a call are added up (`--turns 1 --add`).
 
 Perplexity is over the evaluation blocks of the run, each read by itself, of all tokens but the first of a block. torch and llama.cpp in F16
-must agree within `SAME`. "As torch" is the share of equal tokens in greedy answers of 64 tokens to the starts of blocks. Tokens per second
+must agree within `SAME`. "As torch" is the share of equal tokens in greedy answers to starts of blocks, or to questions. Tokens per second
 include the reading of the prompt. A ratio is formed within a turn, with its 95 % interval over the turns (foundation/measure/turns.py).
 Prints tables and writes `generation.json` with hardware, versions, n and percentiles.
 """
@@ -46,6 +46,7 @@ from export.engines.spec import EngineSpec, spec_of
 from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
 from export.generation.prompts import Prompts, greedy
+from export.generation.questions import read_questions
 from export.generation.reads import reads_per_token
 from foundation.artifacts.graph import Graph
 from foundation.artifacts.run_folder import Run, open_run
@@ -61,6 +62,7 @@ from foundation.measure.predictions import predict
 from foundation.measure.tokens import compare_tokens
 from foundation.measure.turns import half_width
 from foundation.models.checkpoint import load_float
+from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Job
 from foundation.standalone.onnx_decoder import INVARIANT
@@ -113,6 +115,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--speed-only", action="store_true", help="neither perplexity nor answers: for random weights")
     parser.add_argument("--blocks", type=int, help="evaluation blocks that are scored; all by default")
     parser.add_argument("--prompts", type=int, default=ASKED.prompts, help="prompts whose answers are compared with torch; 0: none")
+    parser.add_argument("--answer-tokens", type=int, default=ASKED.tokens, help="tokens of these answers")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="questions, one a line, in place of those prompts")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="libraries to compare with, besides llama.cpp")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="interpreter of an environment with llama-cpp-python")
     parser.add_argument("--batch-invariant", action="store_true", help="our engines once more, with that setting where they have it")
@@ -202,8 +206,7 @@ def answers(jobs: Mapping[str, Job], run: Run, recipe: Recipe, arguments: argpar
     """Returns perplexity and agreement with torch of every engine, and of torch itself in fp32."""
     evaluation = load_data(recipe.data, recipe.model.task, None, print, str(baseline(run))).evaluation
     evaluation = evaluation.take(range(len(evaluation))[: arguments.blocks])
-    asked, model = ASKED.model_copy(update={"prompts": arguments.prompts}), load_float(baseline(run))
-    prompts = Prompts.of_rows(evaluation.rows, asked, recipe.data.max_length) if arguments.prompts else None
+    prompts, model = asked_prompts(evaluation, run, recipe, arguments), load_float(baseline(run))
     expected = None if prompts is None else greedy(model, prompts)
     preprocessor = Checkpoint(baseline(run)).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
     own = metrics(recipe.model.task, predict(model, preprocessor, evaluation.rows, BATCH_SIZE), evaluation.labels)["perplexity"]
@@ -217,6 +220,18 @@ def answers(jobs: Mapping[str, Job], run: Run, recipe: Recipe, arguments: argpar
         equal = f", {told['equal_share']:.1%} of the tokens of torch" if compared else ""
         print(f"{name}: perplexity {told['perplexity']:.4f}{equal}", flush=True)
     return found
+
+
+def asked_prompts(evaluation: Split, run: Run, recipe: Recipe, arguments: argparse.Namespace) -> Prompts | None:
+    """Returns the prompts whose answers are compared with torch: starts of blocks, or questions; answers go on after an end token."""
+    if not arguments.prompts:
+        return None
+    asked = ASKED.model_copy(update={"prompts": arguments.prompts, "tokens": arguments.answer_tokens})
+    if arguments.questions is None:
+        return Prompts.of_rows(evaluation.rows, asked, recipe.data.max_length)
+    checkpoint = Checkpoint(baseline(run))
+    questions = read_questions(str(arguments.questions))
+    return replace(Prompts.of_questions(questions, asked, checkpoint, most_tokens(checkpoint.config)), questions=False)
 
 
 def perplexity(process: EngineProcess, evaluation: Split, task: Task) -> float:

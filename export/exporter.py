@@ -274,11 +274,27 @@ class Exporter:
         compared, reason = self._parity(entry, found, layers), None if found.short is None else f"parity: {name}: {found.short}"
         if self._decides_float_part(entry):
             request = entry.engine, self.build.variant, self.build.precision, str(entry.float_precision)
-            self.answers[request] = self._predicted(process, entry, trial_rows(self.context), batch)
+            self.answers[request] = self._trial_answers(process, entry, batch, np.concatenate(answers))
         if reason is None and ENGINES[entry.engine].generates:
             tokens, reason = self._answers(process, entry, compared.amplified is not None)
             compared = compared.with_(tokens=tokens)
         return compared, reason
+
+    def _trial_answers(self, process: EngineProcess, entry: exported.Engine, batch: int, answers: Array) -> Array:
+        """Returns an engine's predictions for the rows that choose the float part; those of the gate are not asked again.
+
+        Args:
+            process: The engine.
+            entry: Its entry.
+            batch: Most rows that it reads at once.
+            answers: Its predictions for the first rows of the gate.
+        """
+        rows = trial_rows(self.context)
+        known = {id(row): answer for row, answer in zip(self.gate.split.rows, answers, strict=False)}  # rows of a split are shared
+        others = [row for row in rows if id(row) not in known]
+        if others:
+            known |= zip(map(id, others), self._predicted(process, entry, others, batch), strict=True)
+        return np.stack([known[id(row)] for row in rows])
 
     def _predicted(self, process: EngineProcess, entry: exported.Engine, rows: Sequence[Row], batch: int) -> Array:
         """Returns an engine's predictions for rows."""

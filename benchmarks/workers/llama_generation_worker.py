@@ -31,6 +31,8 @@ Tokens = NDArray[np.int32]
 BATCH, AT_ONCE = 2048, 512
 ROOM = 1024
 """A sequence has room for a multiple of so many tokens, so that a warm-up uses the context that is timed."""
+STREAMS = 32
+"""Prompts that are answered at once; more are answered in groups."""
 SHOWN = ("buffer size", "flash_attn", "Flash Attention")
 """Lines of the log that say what the library does."""
 
@@ -175,7 +177,8 @@ def answer(opened: list[Engine], log: Log, request: Mapping[str, Any]) -> dict[s
     rows = read_rows(request["rows"])
     if request["op"] == "score":
         return {"nll": sum(map(opened[0].nll, rows)), "tokens": sum(len(row) - 1 for row in rows)}
-    answers = opened[0].generate(rows, request["decoding"]["max_tokens"])
+    groups = (rows[start : start + STREAMS] for start in range(0, len(rows), STREAMS))
+    answers = [one for group in groups for one in opened[0].generate(group, request["decoding"]["max_tokens"])]
     (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
     return {"answers": answers, "peak_memory_bytes": 1024 * int(peak)}
 

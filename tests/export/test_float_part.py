@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export.exporter import Exporter
 from export.float_part import judge, recommended_first
 from foundation.artifacts.exported import Engine
 from foundation.measure.closeness import ADDED_FLOOR, ADDED_SHARE
@@ -52,6 +54,24 @@ def test_generation_compares_the_nll_of_tokens() -> None:
     moved = reference.copy()
     moved[0, 1, 0] += 0.3
     assert judge("text-generation", reference, reference, moved).half == pytest.approx(0.09 / 3, rel=1e-3)
+
+
+def test_rows_that_the_gate_has_asked_are_not_asked_again() -> None:
+    rows = [f"row {number}" for number in range(5)]
+    asked: list[str] = []
+
+    def predicted(process: object, entry: object, others: list[str], batch: int) -> Any:
+        asked.extend(others)
+        return np.array([[float(row[-1])] for row in others], np.float32)
+
+    gate = SimpleNamespace(split=SimpleNamespace(rows=[rows[3], rows[0], rows[4]]))
+    selection = SimpleNamespace(rows=rows, labels=SimpleNamespace(evenly=lambda count: range(5)))
+    context = SimpleNamespace(data=SimpleNamespace(selection=selection))
+    exporter: Any = SimpleNamespace(gate=gate, context=context, _predicted=predicted)
+    process: Any = None
+    found = Exporter._trial_answers(exporter, process, Engine(engine="openvino"), 2, np.float32([[3.0], [0.0]]))  # of two rows of the gate
+    assert asked == ["row 1", "row 2", "row 4"]
+    assert found.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0]]
 
 
 def test_only_engines_with_a_preference_move() -> None:
