@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from compress.report import intervals
 from compress.report.model.contents import EvaluationRows, Split
 from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.cascade import FILE as CASCADE
 from foundation.artifacts.cascade import Cascade
 from foundation.artifacts.chain import DATA
@@ -44,6 +45,13 @@ SERVED = "triton.json"
 EXPORTED = "export.json"
 
 
+class Behind(NamedTuple):
+    """The engine of a served model, in the served mode, and its predictions."""
+
+    engine: str
+    file: Path
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The predictions of one variant in one backend, on the whole evaluation split."""
@@ -59,6 +67,8 @@ class Evaluation:
     metrics: dict[str, float]
     groups: np.ndarray | None = None
     """Group of each value that metrics are means over, int64 [m] (`foundation.data.groups`); None in runs that do not say."""
+    behind: Behind | None = None
+    """The engine that a server runs; None for other backends, and where that engine was not evaluated."""
 
 
 class Stored(NamedTuple):
@@ -70,6 +80,7 @@ class Stored(NamedTuple):
     precision: str
     file: Path
     metrics: dict[str, float]
+    behind: Behind | None = None
 
 
 def judged(run: Run) -> Judged:
@@ -167,7 +178,7 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
 def _evaluations(run: Run) -> Iterator[Evaluation]:
     for one in stored(run):
         logits, labels = load_predictions(one.file, run.recipe["model"]["task"])
-        yield Evaluation(one.variant, one.backend, one.mode, one.precision, logits, labels, one.metrics)
+        yield Evaluation(one.variant, one.backend, one.mode, one.precision, logits, labels, one.metrics, behind=one.behind)
 
 
 def stored(run: Run) -> Iterator[Stored]:
@@ -184,7 +195,14 @@ def stored(run: Run) -> Iterator[Stored]:
                 yield Stored(name, engine.engine, engine.mode, build.precision, path, engine.figures)
         for model in served(run):
             if (model.variant, model.precision) == (name, build.precision) and model.predictions and made:
-                yield Stored(name, model.server, "", build.precision, made.path / model.predictions, model.figures)
+                file, behind = made.path / model.predictions, _behind(model, build, built)
+                yield Stored(name, model.server, "", build.precision, file, model.figures, behind)
+
+
+def _behind(model: TritonModel, build: Build, built: Artifact | None) -> Behind | None:
+    """Returns the engine of a served model."""
+    entry = next((one for one in build.engines if (one.engine, one.mode) == (model.engine, model.mode)), None)
+    return None if built is None or entry is None or not entry.predictions else Behind(entry.engine, built.path / entry.predictions)
 
 
 def write_golden(run: Run, data: Data) -> None:

@@ -38,6 +38,7 @@ from foundation.labels.text_groups import Groups
 from foundation.labels.transcripts import Transcripts
 from foundation.labels.vectors import Pairs
 from foundation.labels.zero_shot import ImagesAndTexts
+from foundation.measure.answers import load_logits
 
 
 class Flips(Protocol):
@@ -69,7 +70,8 @@ DESCRIBED_BY: Mapping[type[Labels], Callable[[Run, Data, Any], Flips]] = {
 def write_flips(run: Run, data: Data) -> int:
     """Writes `flips.jsonl`: one line for each row (or token) whose prediction changed.
 
-    Engines are compared with the backend before them, each variant in torch with the baseline in torch.
+    Engines are compared with the backend before them, a server with the engine that it runs, and each variant in torch with the baseline
+    in torch.
 
     Returns:
         The number of lines.
@@ -83,6 +85,8 @@ def write_flips(run: Run, data: Data) -> int:
         if evaluation.backend == REFERENCE:
             reference, origin = (baseline, "baseline torch") if baseline is not None else (answers, "")
             baseline = answers if baseline is None else baseline
+        elif evaluation.behind is not None:
+            reference, origin = describe.answers(load_logits(evaluation.behind.file)), evaluation.behind.engine
         else:
             assert before is not None
             reference, origin = before

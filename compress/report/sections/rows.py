@@ -97,7 +97,7 @@ def _place(line: Flip) -> str:
 def _step(line: Flip) -> str:
     """Returns where the answer changed, such as "baseline torch -> quantize torch" or "quantize: torch -> OpenVINO"."""
     before, after = _name(line.from_), _name(line.to)
-    return f"{before} \u2192 {line.variant} {after}" if " " in before else f"{line.variant}: {before} \u2192 {after}"
+    return f"{before} \u2192 {line.variant} {after}" if " " in str(line.from_) else f"{line.variant}: {before} \u2192 {after}"
 
 
 def _name(backend: object) -> str:

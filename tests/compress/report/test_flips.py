@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 
 from compress.report import evaluations
-from compress.report.evaluations import Evaluation
+from compress.report.evaluations import Behind, Evaluation
 from compress.report.flips.flips import DESCRIBED_BY, write_flips
 from compress.report.flips.tokens import TokenFlips
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.exported import Build
 from foundation.artifacts.run_folder import Run
-from foundation.artifacts.triton import Results
+from foundation.artifacts.triton import Results, TritonModel
 from foundation.data.splits import Data, Split
 from foundation.labels import captions
 from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
 from foundation.labels.next_token import NO_CHOICE
 from foundation.labels.value import Numbers
+from foundation.measure.answers import save_predictions
 from tests.foundation import tiny_gpt
 
 
@@ -59,6 +61,38 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     assert (lines[1]["before"], lines[1]["after"], lines[1]["label"]) == (decode([5]), decode([9]), decode([block[5]]))
     assert lines[1]["input"] == decode(block[:5])
     assert (lines[2]["before"], lines[2]["after"]) == (decode([9]), decode([5]))
+
+
+def test_a_server_is_compared_with_the_engine_that_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ClassIds(np.zeros(3, np.int64))
+    split = Split(["a", "b", "c"], labels)
+    zeros, first, second = (np.eye(2, dtype=np.float32)[list(found)] for found in ((0, 0, 0), (1, 0, 0), (0, 1, 0)))
+    save_predictions(tmp_path / "static", first, labels)
+    rows = [("torch", zeros, None), ("openvino", zeros, None), ("onnxruntime", second, None)]
+    rows.append(("triton", first, Behind("openvino", tmp_path / "static")))
+    found = [Evaluation("baseline", backend, "", "", logits, labels, {}, behind=behind) for backend, logits, behind in rows]
+    monkeypatch.setattr("compress.report.flips.flips.evaluations", lambda run: iter(found))
+    recipe: Any = {"model": {"task": "text-classification"}}
+    assert write_flips(Run(tmp_path, recipe, (), {}, {}), Data(split, split, split, ("a", "b"))) == 1
+    assert [(line["from"], line["to"]) for line in map(json.loads, (tmp_path / "flips.jsonl").read_text().splitlines())] == [
+        ("openvino", "onnxruntime")
+    ]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "compiled"])
+def test_a_served_model_is_found_among_the_engines_by_its_mode(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = [{"engine": "openvino", "mode": one, "predictions": one} for one in ("dynamic", "static")]
+    build = Build.model_validate({"variant": "baseline", "precision": "int8", "engines": engines})
+    model = {"variant": "baseline", "precision": "int8", "engine": "openvino", "mode": mode, "predictions": "served"}
+    here = Artifact(tmp_path, {"metrics": {"metrics": {}}})
+    run = SimpleNamespace(
+        variants=["baseline"], artifacts={"evaluate-baseline": here}, of_kind=lambda kind: here, predictions=lambda name: tmp_path / name
+    )
+    monkeypatch.setattr(evaluations, "exported", lambda run: SimpleNamespace(builds=[build]))
+    monkeypatch.setattr(evaluations, "served", lambda run: [TritonModel.model_validate(model)])
+    *others, last = evaluations.stored(run)  # type: ignore[arg-type]
+    assert [one.behind for one in others] == [None, None]
+    assert last.behind == (None if mode == "compiled" else Behind("openvino", tmp_path / mode))
 
 
 def test_the_flips_of_every_form_are_described() -> None:
