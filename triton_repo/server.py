@@ -38,6 +38,7 @@ import psutil
 
 from foundation.machine.process import peak_memory_bytes, spawn
 from triton_repo import admin, leftovers
+from triton_repo.client import RequestError
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.settings import KEYS
 from triton_repo.safe_folder import linked, safe_folder
@@ -71,6 +72,7 @@ _PORT_TAKEN = re.compile(r"address already in use|socket .* already in use|faile
 _LOG_PREFIX = re.compile(r"^[EWI]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
 _ERROR = re.compile(r"^E\d{4} |^error: |Error|UNAVAILABLE|failed to ")
 _SIGNAL = re.compile(r"^Signal \((\d+)\) received", re.M)
+_THROWN = re.compile(r"^terminate called after throwing an instance of '([^']+)'\s+what\(\):([^\n]*)", re.M)
 
 
 class ServerError(RuntimeError):
@@ -153,8 +155,18 @@ class TritonServer:
         raise AssertionError("unreachable")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Stops the server."""
-        self.stop()
+        """Stops the server.
+
+        Raises:
+            ServerError: A request failed because the server, or the process of a model, had died: it says how, and names the log.
+        """
+        try:
+            if isinstance(error, RequestError):  # gRPC only knows that the connection was closed
+                self.check_alive()
+        except ServerError as died:
+            raise ServerError(f"{died}; {error}") from error
+        finally:
+            self.stop()
 
     @property
     def is_alive(self) -> bool:
@@ -443,7 +455,8 @@ def cause(status: int | None, log: str) -> str:
     logged = _SIGNAL.search(log)
     number = int(logged[1]) if logged else -status if status < 0 else status - 128
     if number in known:
-        return f"killed by {signal.Signals(number).name}"
+        thrown = _THROWN.search(log)
+        return f"killed by {signal.Signals(number).name}" + (f" ({thrown[1]}: {thrown[2].strip()})" if thrown else "")
     return last_error(log) if log.strip() else f"status {status}, the log is empty"
 
 

@@ -1,5 +1,6 @@
 """Starting and ending, with scripts in the place of the server."""
 
+import contextlib
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from foundation.core.errors import InputError
 from triton_repo import server
+from triton_repo.client import RequestError
 from triton_repo.environment import ServerEnvironment
 from triton_repo.safe_folder import safe_folder
 
@@ -195,6 +197,11 @@ def test_a_temporary_folder_with_a_space_is_not_used(tmp_path, monkeypatch):
     [
         (139, 'E1121 10:21:53.7 42 a.cc:1] "an old error"', "killed by SIGSEGV"),
         (134, "Signal (11) received.\n 0# 0x55 in tritonserver", "killed by SIGSEGV"),
+        (
+            134,
+            "terminate called after throwing an instance of 'std::length_error'\n  what():  too long\nSignal (6) received.",
+            "killed by SIGABRT (std::length_error: too long)",
+        ),
         (-9, "", "killed by SIGKILL"),
         (1, 'E1121 10:21:53.7 42 a.cc:1] "the cause"', "the cause"),
         (1, "", "status 1, the log is empty"),
@@ -209,3 +216,21 @@ def test_a_death_after_it_was_ready_does_not_quote_what_was_logged_before(tmp_pa
     (tmp_path / "log").write_text('E1121 10:21:53.7 42 a.cc:1] "an old error"\n')
     with pytest.raises(server.ServerError, match="Triton exited: killed by SIGSEGV"):
         one.__enter__()
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_request_that_fails_because_the_server_died_says_how_it_died(tmp_path, died):
+    one = server.TritonServer(tmp_path, fake(tmp_path / "env", "kill -ABRT $$" if died else "exec sleep 600"), tmp_path / "log")
+    one._start()
+    if died:
+        one._process.wait()
+
+    def ask() -> None:
+        with contextlib.ExitStack() as stack:
+            stack.push(one)
+            raise RequestError("row 3 of 9: Socket closed")
+
+    with pytest.raises(server.ServerError if died else RequestError, match="Socket closed") as caught:
+        ask()
+    assert ("killed by SIGABRT" in str(caught.value)) == (f"log: {tmp_path / 'log'}" in str(caught.value)) == died
+    assert not one._runs
