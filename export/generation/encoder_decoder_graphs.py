@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from export.generation.cached_graph import filled_layer, name_values, start_empty
+from export.generation.cached_graph import filled_layer, name_values, start_empty, traced
 from export.graph.experts import make_exportable
 from foundation.core.errors import InputError
 from foundation.models.library import quiet
@@ -61,11 +61,11 @@ def encoder_decoder_graphs(model: PreTrainedModel) -> tuple[openvino.Model, open
     own, cross = _cache_shapes(model)
     with torch.inference_mode(), quiet(), _silenced():
         ids = torch.ones(BATCH, SOURCE, dtype=torch.int64)
-        encoder = openvino.convert_model(_Encoder(model, len(cross) // 2), example_input=(ids, torch.ones_like(ids)))
+        encoder = traced(_Encoder(model, len(cross) // 2), (ids, torch.ones_like(ids)))
         values = [torch.zeros(BATCH, heads, SOURCE, size) for heads, size in cross]
         past = [torch.zeros(BATCH, heads, PAST, size) for heads, size in own]
         example = (torch.ones(BATCH, NEW, dtype=torch.int64), torch.ones_like(ids), torch.arange(BATCH, dtype=torch.int32))
-        decoder = openvino.convert_model(_Decoder(model, len(cross)), example_input=(*example, *values, *past))
+        decoder = traced(_Decoder(model, len(cross)), (*example, *values, *past))
     _finish_encoder(encoder, cross)
     _finish_decoder(decoder, cross, own)
     return encoder, decoder
