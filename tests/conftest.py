@@ -21,7 +21,8 @@ from foundation.core.resampling import RESAMPLES
 from foundation.machine.environment import cache_folder
 from tests import few_draws, without_clocks
 from tests.engines_inside import inside
-from tests.traced_once import traced_once
+from tests.kept import kept
+from tests.traced_once import LIBRARIES, SOURCES, traced_once
 
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
@@ -31,10 +32,16 @@ settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesi
 settings.load_profile("timeless")
 
 
+def pytest_collectstart() -> None:
+    """Collected modules and tests are no garbage; a look at all of them takes half a second, and comes twenty times."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: the garbage collector looks at what comes after them alone, and less often."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 10)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -60,14 +67,23 @@ def _share_the_registry_of_the_exporter() -> None:
 
 @pytest.fixture(scope="session")
 def folder_of_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the graphs of this run of the tests lie, of all its processes."""
+    """Where graphs lie: of all processes of this test run, and of earlier ones with the same libraries and sources."""
     own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"
+    return kept("traced", LIBRARIES, SOURCES) or (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _graphs_are_traced_once(folder_of_traces: Path) -> Iterator[None]:
     with traced_once(folder_of_traces):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels leave nothing in the home folder. Their compiler knows by itself what it has compiled of the same source."""
+    folder = kept("kernels", ("triton",), ("export/kernels", "export/fused")) or tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
         yield
 
 

@@ -2,8 +2,8 @@
 
 The exporter of torch takes two to four seconds for a tiny model, and makes the same graph of the same model
 (`test_onnx.test_a_second_trace_...` asks `really` for it). Tests export the same tiny models again and again: under other names, with
-other lengths, as the float part of several schemes, in each process of the tests. What decides is the model with its weights, the example
-and the settings; what is made of the graph afterwards is made each time.
+other lengths, as the float part of several schemes, in each process of the tests, in each test run (`tests.kept`). What decides is the
+model with its weights, the example and the settings; what is made of the graph afterwards is made each time.
 
 A model that differs in its weights alone, as the int8 variant of a run does, has the same graph with other weights: they are put in where
 each of them is found as it is, or turned, in the graph that was traced. `test_traced_once.py` compares that with traces. It is not done
@@ -17,6 +17,7 @@ import functools
 import hashlib
 import pickle
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ from torch import nn
 
 from export.graph import small_terms
 
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "numpy")
+SOURCES = ("export/graph", "foundation/models", "foundation/schemes", "tests/traced_once.py")
+"""What runs while a model is traced, but for the modules of the model."""
 SIMPLE = (bool, int, float, str, tuple, list, type(None))
 LARGEST = 16_000_000
 """Parameters of the models whose graphs are kept."""
@@ -158,12 +163,20 @@ def key(model: nn.Module, example: tuple[Any, ...], settings: dict[str, Any]) ->
     found.update(ALL_MASK_ATTENTION_FUNCTIONS["eager"].__qualname__.encode())  # no mask is made for images
     for name, module in model.named_modules():
         found.update(f"{name} {type(module).__module__}.{type(module).__qualname__} {_settings(module)}\n".encode())
+        found.update(_source(type(module).__module__))
     for name, weight in model.named_parameters():
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
     for name, tensor in [*model.named_buffers(), *((str(number), value) for number, value in enumerate(example))]:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+@functools.cache
+def _source(module: str) -> bytes:
+    """Returns the digest of a module of this project: of its stages and tests, which no version stands for."""
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or ROOT.parent)
+    return hashlib.sha256(file.read_bytes()).digest() if file.is_relative_to(ROOT) and "site-packages" not in file.parts else b""
 
 
 def _settings(module: nn.Module) -> str:
