@@ -214,7 +214,9 @@ def test_a_run_ends_in_its_figures_its_missed_goals_and_the_path_of_the_report(
 def test_list_and_schema() -> None:
     assert "quantize" in compress("list")[1]
     assert "openvino" in compress("list", "engines")[1]
-    assert "text-generation" in compress("list", "tasks")[1]
+    tasks = dict(line.split(maxsplit=1) for line in compress("list", "tasks")[1].splitlines())
+    assert tasks["text-generation"].startswith("perplexity")
+    assert {"accuracy", "f1", "recall:LABEL"} <= set(tasks["text-classification"].split(", "))
     assert "quickstart" in compress("list", "recipes")[1]
     assert '"$schema"' in compress("list", "--schema")[1]
     assert "mse" in compress("list", "methods")[1]

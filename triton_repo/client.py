@@ -11,6 +11,7 @@ Rows are sent one a request, and batching is left to the server; only `batch_lat
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from foundation.artifacts.triton import Limit, Load
 from foundation.core.arrays import Array
+from foundation.machine.waits import WaitedShare
 from foundation.measure.answers import compressed
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.response import LOGITS, RESPONSES, TIER, VECTOR, placed
@@ -178,7 +180,14 @@ def latency(
 
 
 def batch_latency(
-    address: str, model: str, rows: Sequence[Row], *, requests: int = LOAD_REQUESTS, seconds: float = LOAD_SECONDS, warm_up: int = 20
+    address: str,
+    model: str,
+    rows: Sequence[Row],
+    *,
+    processes: Sequence[int] = (),
+    requests: int = LOAD_REQUESTS,
+    seconds: float = LOAD_SECONDS,
+    warm_up: int = 20,
 ) -> Limit:
     """Measures the latency of one request with all `rows`, sent again and again, one under way.
 
@@ -186,6 +195,7 @@ def batch_latency(
         address: host:port of gRPC.
         model: Name of the model.
         rows: Rows of the request.
+        processes: Processes of the server; whether they and this process waited for a core is noted.
         requests: Maximum number of requests.
         seconds: Maximum duration.
         warm_up: Uncounted requests before the measurement.
@@ -202,13 +212,15 @@ def batch_latency(
     with InferenceServerClient(address) as client:
         for _ in range(warm_up):
             infer_rows(client, model, rows)
+        waits = WaitedShare([os.getpid(), *processes])
         end = time.perf_counter() + seconds
         while len(samples) < requests and (not samples or time.perf_counter() < end):
             started = time.perf_counter()
             infer_rows(client, model, rows)
             samples.append(time.perf_counter() - started)
+        waited = waits.share()
     p50, p90, p99 = _percentiles(samples)
-    return Limit(p50_ms=p50, p90_ms=p90, p99_ms=p99, n=len(samples))
+    return Limit(p50_ms=p50, p90_ms=p90, p99_ms=p99, n=len(samples), waited=None if waited is None else round(waited, 4))
 
 
 def _percentiles(samples: Sequence[float]) -> tuple[float, float, float | None]:

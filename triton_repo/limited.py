@@ -19,6 +19,7 @@ from triton_repo.layout import SHORT, row_of_length
 
 if TYPE_CHECKING:
     from triton_repo.layout import Served
+    from triton_repo.server import TritonServer
 
 QUESTION = SHORT["QUESTION"].decode()
 Shape = tuple[int, int | None]
@@ -29,11 +30,11 @@ def shapes_of(limits: Sequence[LatencyGoal]) -> list[Shape]:
     return list(dict.fromkeys((limit.batch, limit.sequence) for limit in limits))
 
 
-def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: bool, most: int) -> tuple[Limit, ...]:
+def measure_limits(server: TritonServer, model: Served, shapes: Sequence[Shape], pairs: bool, most: int) -> tuple[Limit, ...]:
     """Times one model of a running server at each shape.
 
     Args:
-        address: host:port of gRPC.
+        server: The server.
         model: The model.
         shapes: (batch, sequence) each.
         pairs: Whether rows are pairs of texts.
@@ -52,7 +53,9 @@ def measure_limits(address: str, model: Served, shapes: Sequence[Shape], pairs: 
         if batch > most:
             limit = Limit(reason=f"requests have at most {most} rows (max_batch_size)")
         else:
-            limit = client.batch_latency(address, model.name, [row_of(model.prepared, sequence, pairs)] * batch)
+            limit = client.batch_latency(
+                server.grpc_address, model.name, [row_of(model.prepared, sequence, pairs)] * batch, processes=server.processes
+            )
         found.append(limit.with_(batch=batch, sequence=sequence))
     return tuple(found)
 

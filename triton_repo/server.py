@@ -181,13 +181,18 @@ class TritonServer:
     def _models_run(self) -> bool:
         return all(_lives(one) for one in self._stubs)
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of the processes of the server and of its models."""
+        return tuple(one.pid for one in (*self._servers, *self._stubs))
+
     def peak_memory_bytes(self) -> int | None:
         """Returns the largest resident sizes that the server and the processes of its models have had, added up; None where one has ended.
 
         A page that several of them share counts in each.
         """
         try:
-            return sum(peak_memory_bytes(one.pid) for one in (*self._servers, *self._stubs))
+            return sum(map(peak_memory_bytes, self.processes))
         except (FileNotFoundError, ProcessLookupError, StopIteration):  # of a process that has just ended
             return None
 

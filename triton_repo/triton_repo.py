@@ -75,7 +75,7 @@ QUEUED = ("max_waiting", "request_seconds")
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
     LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", "audit", *QUEUED)
@@ -450,7 +450,7 @@ class TritonRepo(Stage):
                 answers = client.evaluate(server.grpc_address, model.name, rows, EVALUATION_CONCURRENCY, advance)
             latency = tuple(client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency)
             shapes, pairs = shapes_of(context.goals.max_latency_ms), isinstance(rows[0], tuple)
-            limits = {"limits": measure_limits(server.grpc_address, model, shapes, pairs, most)} if shapes else {}
+            limits = {"limits": measure_limits(server, model, shapes, pairs, most)} if shapes else {}
             memory = server.peak_memory_bytes()
         predictions = f"{model.name}.safetensors"
         logits = beside_the_other(model, answers.stored_predictions(model.prepared), split.labels, out)

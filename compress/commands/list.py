@@ -16,6 +16,7 @@ from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import Named
 from foundation.labels.tasks import TASKS
+from foundation.measure.judged import judgeable
 
 
 def schema_text() -> str:
@@ -56,7 +57,9 @@ def _engines() -> Iterator[str]:
 
 
 def _tasks() -> Iterator[str]:
-    yield from TASKS
+    width = max(map(len, TASKS)) + 2
+    for task in TASKS:
+        yield f"{task:<{width}}{', '.join(judgeable(task))}"
 
 
 def _recipes() -> Iterator[str]:

@@ -36,6 +36,7 @@ from foundation.core.engines import REFERENCE, SERVERS
 from foundation.core.goals import Goals, LatencyGoal
 from foundation.machine.environment import NATIVE_INT8
 from foundation.measure.judged import known_metric
+from foundation.measure.samples import WAITED
 from foundation.measure.turns import ratio
 from foundation.schemes.table import of_precision
 
@@ -301,7 +302,12 @@ def server_latency(report: Contents, goal: LatencyGoal) -> Figure:
     value = _percentile(rows[0], goal.percentile)
     if value is None:
         return Figure(at=where, reason=rows[0].reason or _too_few(rows[0], goal))
-    return Figure(value, at=where)
+    waited = rows[0].waited
+    if waited is None or waited <= WAITED:
+        return Figure(value, at=where)
+    seen = f"machine busy: server and client waited for a core in {100 * waited:.0f} % of the time in which they could have run"
+    reason = f"{seen}; `compress run RECIPE --from triton_repo` measures again"
+    return Figure(value, at=where, judged=False, busy=True, reason=reason)
 
 
 def _too_few(row: Latency | Limit, goal: LatencyGoal) -> str:

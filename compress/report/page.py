@@ -246,7 +246,7 @@ def _environment_rows(report: Contents) -> list[tuple[str, str]]:
 
 def _title(key: str) -> str:
     words = re.sub(r"_bytes$", "", key).replace("_", " ")
-    return words.upper() if words in ("cpu", "gpus") else words[:1].upper() + words[1:]
+    return "GPUs" if words == "gpus" else re.sub("^cpu", "CPU", words[:1].upper() + words[1:], flags=re.I)
 
 
 def _surrounding(key: str, value: Any) -> str:

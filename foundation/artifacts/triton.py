@@ -56,6 +56,9 @@ class Limit(Document):
     """99th percentile; null below 200 requests."""
     n: int | None = None
     """Requests."""
+    waited: Number | None = None
+    """Share of the time in which the threads of server and client could have run that they waited for a core: 0.1 to 0.3 on a quiet
+    machine. Above 0.5 goals are not judged. Absent where the kernel does not report it."""
     reason: str | None = None
     """Reason for a missing measurement; absent otherwise."""
 

@@ -13,9 +13,12 @@ Left out: a thread that is waiting at the time of a reading counts in the next o
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
+TASKS_OF = "/proc/{}/task"
+"""The threads of another process."""
 SPIN_COUNT = "5000"
 """Turns that a thread of libgomp waits for the others before it sleeps, about 0.1 ms.
 
@@ -69,3 +72,36 @@ class ThreadWaits:
             except (OSError, IndexError, ValueError):  # it has ended, or there is no such file
                 continue
         return found or None
+
+
+class WaitedShare:
+    """How much of the time in which the threads of some processes could have run they waited for a core: waited / (waited + ran).
+
+    Args:
+        processes: Ids of the processes.
+    """
+
+    def __init__(self, processes: Sequence[int]) -> None:
+        self._processes = tuple(processes)
+        self._before = self._read()
+
+    def share(self) -> float | None:
+        """Returns the share since the start, 0 to 1; None where the kernel does not report it, or nothing ran. Threads that have ended do
+        not count."""
+        ran = waited = 0
+        for thread, (now_ran, now_waited) in self._read().items():
+            ran_before, waited_before = self._before.get(thread, (0, 0))
+            ran, waited = ran + now_ran - ran_before, waited + now_waited - waited_before
+        return waited / (waited + ran) if ran > 0 else None
+
+    def _read(self) -> dict[Path, tuple[int, int]]:
+        """Returns the nanoseconds that each thread ran and waited."""
+        found = {}
+        for process in self._processes:
+            for file in Path(TASKS_OF.format(process)).glob("*/schedstat"):
+                try:
+                    ran, waited, _ = file.read_text().split()
+                except (OSError, ValueError):  # it has ended, or there is no such file
+                    continue
+                found[file] = int(ran), int(waited)
+        return found

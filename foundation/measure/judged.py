@@ -102,9 +102,14 @@ def problem_with(task: Task, metric: str | None) -> Problem | None:
     kind, separator, label = metric.partition(SEPARATOR)
     if row.answer.JUDGES_CLASSES and separator and kind in OF_CLASS and label:
         return None
-    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.answer.JUDGES_CLASSES else []
-    allowed = [*row.metrics, *more]
+    allowed = judgeable(task)
     return Problem("goals.metric", f"{metric!r} given", f"{', '.join(allowed)} is allowed for {task}{nearest(metric, allowed)}")
+
+
+def judgeable(task: Task) -> list[str]:
+    """Returns every value of `goals.metric` for a task, the primary metric first; `recall:LABEL` stands for one of each class."""
+    row = TASKS[task]
+    return [*row.metrics, *(f"{name}{SEPARATOR}LABEL" for name in OF_CLASS if row.answer.JUDGES_CLASSES)]
 
 
 def known_metric(name: str | None) -> Metric | None:

@@ -100,6 +100,7 @@ def test_a_request_with_several_rows_is_timed_whole(connection):
     row = client.batch_latency("127.0.0.1:1", "m", ROWS[:3], requests=205, seconds=60, warm_up=5)
     assert (row.n, connection.asked) == (205, 210)
     assert 0 < row.p50_ms <= row.p90_ms <= row.p99_ms
+    assert 0 <= row.waited < 1
     assert client.batch_latency("127.0.0.1:1", "m", ROWS[:3], requests=10**6, seconds=0.02, warm_up=0).n >= 1
     connection.refused = ROWS[0]
     with pytest.raises(client.RequestError, match="not this one"):

@@ -342,6 +342,7 @@ def served(report: Contents) -> View:
                     "p50": phrases.milliseconds(row.p50_ms),
                     "p90": phrases.milliseconds(row.p90_ms),
                     "p99": phrases.milliseconds(row.p99_ms),
+                    "few": "" if row.p99_ms else f"{row.n} requests; p99 needs 200" if row.n else NO_REASON,
                     "rate": phrases.rate(row.throughput_per_s),
                     "n": row.n,
                 }

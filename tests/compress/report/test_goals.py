@@ -160,6 +160,20 @@ def test_a_limit_is_judged_in_the_engine_or_through_the_server_and_both_figures_
     assert "no server was timed" in elsewhere["reason"]
 
 
+@pytest.mark.parametrize(("waited", "busy"), [(None, False), (0.3, False), (0.7, True)])
+def test_a_limit_in_the_server_is_not_judged_where_its_threads_waited_for_a_core(waited: float | None, busy: bool) -> None:
+    names = {"variant": "quantize", "precision": "int8", "float_precision": "fp32", "engine": "openvino", "mode": "static"}
+    report = served(**names)
+    limits = [{"batch": 1, "sequence": 32, "p50_ms": 3.5, "p90_ms": 4.0, "p99_ms": 500.0, "n": 250, "waited": waited}]
+    report["triton"] = {"models": [{**names, "limits": limits}]}
+    asked = {"percentile": 99, "batch": 1, "sequence": 32, "value": 20.0, "at": "server"}
+    report["goals"] = judge({"max_latency_ms": [asked]}, report)
+    [goal] = report["goals"]
+    assert (goal["value"], goal["met"]) == (500.0, None if busy else False)
+    assert ("waited for a core in 70 %" in goal.get("reason", "")) == busy
+    assert goals.unjudged_busy(contents(report)) == (["max_latency_ms"] if busy else [])
+
+
 def test_an_unmeasured_p99_says_how_many_samples_there_are() -> None:
     report = make_report()
     report["variants"][1]["latency"][0] |= {"p99_ms": None, "n": 31}

@@ -88,7 +88,14 @@ def make_report() -> dict[str, Any]:
         "schema": 1,
         "name": "sst2-minilm",
         "task": "text-classification",
-        "environment": {"cpu": "AMD EPYC", "cores": 2, "memory_bytes": 16_700_000_000, "versions": {"torch": "2.13.0+cpu"}},
+        "environment": {
+            "cpu": "AMD EPYC",
+            "cpu_features": ["avx2"],
+            "gpus": [],
+            "cores": 2,
+            "memory_bytes": 16_700_000_000,
+            "versions": {"torch": "2.13.0+cpu"},
+        },
         "target": {"device": "cpu", "engines": ["openvino"], "batch_sizes": [1, 8]},
         "metric": {"name": "accuracy", "higher_is_better": True},
         "baseline": "baseline",
@@ -177,11 +184,11 @@ def test_every_figure_appears() -> None:
         *("91.06 %", "90.60 %", "90.71 %", "88.5 \u2013 92.5", "n 872"),  # accuracy, interval, n
         *("\u22120.46 pt", "\u22121.26 to +0.34", "13 lost, 9 gained"),  # the paired drop
         *("41.3", "4.87", "44.2", "54.1", "8.48\u00d7", "8.30\u00d7", "205"),  # p50, p90, p99, speed-up, rows/s
-        *("60 samples; p99 needs 200", "7.31", "8.42", "547"),
+        *("60 samples; p99 needs 200", "7.31", "8.42", "547", "150 requests; p99 needs 200"),
         *("23.4 MB", "91.1 MB", "3.89\u00d7 smaller", "22.7 M", "1.36 G"),
         *("99.9 %", "94.1 %", "encoder.0.query", "90.0 %", "1 of 2 GEMMs in int8", "34.6 / 41.2 dB"),
         *("0.0123", "0.456", "7 of 49,152 codes differ", "first to diverge: encoder.0.query"),
-        *("1 min 1 s", "1 h 2 min", "cache", "AMD EPYC", "16.7 GB", "2.13.0+cpu"),
+        *("1 min 1 s", "1 h 2 min", "cache", "AMD EPYC", "CPU features", "GPUs", "16.7 GB", "2.13.0+cpu"),
         *("the frequency governor is 'powersave'", "compress verify runs/sst2-minilm --live", "- quantize: {}", "91.31 %", "0.8214"),
         *("no NVIDIA GPU on this machine", "this variant is not in the model repository", "22 predictions that changed"),
     ]

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import cli
-from foundation.machine.waits import SPIN_COUNT, ThreadWaits, bounded_spin
+from foundation.machine import waits
+from foundation.machine.waits import SPIN_COUNT, ThreadWaits, WaitedShare, bounded_spin
 
 
 def write(tasks: Path, waits: dict[str, int]) -> None:
@@ -22,18 +23,36 @@ def write(tasks: Path, waits: dict[str, int]) -> None:
 
 def test_the_sum_over_threads_since_the_last_reading(tmp_path: Path) -> None:
     write(tmp_path, {"10": 5_000_000, "11": 1_000_000})
-    waits = ThreadWaits(tmp_path)
-    assert waits.waited_ms() == 0
+    threads = ThreadWaits(tmp_path)
+    assert threads.waited_ms() == 0
     write(tmp_path, {"10": 7_000_000, "11": 1_500_000, "12": 250_000})  # a thread more
-    assert waits.waited_ms() == pytest.approx(2.75)
-    assert waits.waited_ms() == 0
-    waits.close()
+    assert threads.waited_ms() == pytest.approx(2.75)
+    assert threads.waited_ms() == 0
+    threads.close()
 
 
 def test_a_kernel_that_does_not_tell(tmp_path: Path) -> None:
     assert ThreadWaits(tmp_path / "absent").waited_ms() is None
     (tmp_path / "10").mkdir()
     assert ThreadWaits(tmp_path).waited_ms() is None
+
+
+def test_the_share_of_the_time_that_processes_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "TASKS_OF", f"{tmp_path}/{{}}/task")
+
+    def wrote(process: int, ran: int, waited: int) -> None:
+        folder = tmp_path / str(process) / "task" / str(process)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"{ran} {waited} 9\n")
+
+    wrote(10, 1000, 50)
+    wrote(11, 500, 500)
+    share = WaitedShare([10, 11, 12])
+    assert share.share() is None, "nothing ran"
+    wrote(10, 1200, 150)
+    wrote(11, 600, 1000)
+    assert share.share() == pytest.approx(600 / 900)
+    assert WaitedShare([12]).share() is None
 
 
 def test_two_processes_on_one_core_wait_for_each_other() -> None:
