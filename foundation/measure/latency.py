@@ -45,6 +45,8 @@ WIDE = 0.1
 """Half-width of the 95 % interval of a median, relative, above which a shape gets another turn."""
 SHORT_TURNS, SHORT_SECONDS, NARROW = 30, 1.5, 0.03
 """Most turns, and half-width of the interval, for an engine whose samples at a shape took less than `SHORT_SECONDS` in all."""
+SHORT_BLOCK = Block(3, 40, 0.1)
+"""The block of such turns beyond `MAX_TURNS`: turns differ by more than the calls within one."""
 REPEATED = 0.25
 Shape = tuple[int, int | None]
 
@@ -151,7 +153,7 @@ class Table:
                 return
             fastest = min(cells, key=lambda index: cells[index].p50)
             reference = {live[0]} if turn < MAX_TURNS else set()  # its calls are the longest
-            self.turn(shape, turn, sorted(wide | reference | {fastest}), BLOCKS[-1])
+            self.turn(shape, turn, sorted(wide | reference | {fastest}), BLOCKS[-1] if turn < MAX_TURNS else SHORT_BLOCK)
             self.advance(1)
 
     def _is_wide(self, index: int, shape: Shape, turn: int, cell: Figures) -> bool:
