@@ -264,7 +264,7 @@ def test_credentials_come_from_the_environment_and_are_not_shown(tmp_path: Path,
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         with pytest.raises(InputError) as caught:
             plan(check({**RAW, "track": {"mlflow": f"http://127.0.0.1:{server.server_port}"}}), tmp_path)
