@@ -14,6 +14,7 @@ from compress.recipe import Recipe
 from compress.run.inputs import check_inputs, check_teacher
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer
+from export.cascade.cascade import Cascade
 from export.engines.registry import absent, runs_here
 from export.export import Export
 from foundation.artifacts.artifact import Artifact
@@ -138,7 +139,11 @@ def questionable_goals(recipe: Recipe, data: Data) -> list[str]:
     Raises:
         InputError: The task has no metric that `goals.metric` names, or the data no such class.
     """
-    return recipe.goals.questions(num_predictions(recipe.model.task, recipe.goals.metric, data.evaluation.labels, data.labels))
+    found = recipe.goals.questions(num_predictions(recipe.model.task, recipe.goals.metric, data.evaluation.labels, data.labels))
+    if recipe.goals.max_disagreement is not None and not any(isinstance(stage, Cascade) for stage in recipe.stages):
+        remedy = "add a cascade, or leave the goal out (max_drop limits lost answers)"
+        found.append(f"goals.max_disagreement: given without the stage cascade, which certifies it: it will not be judged; {remedy}")
+    return found
 
 
 def _check_conversations(recipe: Recipe, config: PreTrainedConfig, tokenizer: str | None) -> tuple[str, ...]:

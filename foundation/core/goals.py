@@ -73,14 +73,17 @@ class Goals(Config):
         """Returns one line for each goal that is allowed but probably not what was meant.
 
         Args:
-            predictions: Number of judged predictions, where the judged metric is a share of them; None for other metrics.
+            predictions: Number of judged predictions, where the judged metric is a share of them, for the recall of a class of its rows;
+                None for other metrics.
         """
         if self.max_drop is None:
             return []
         if predictions and 0 < self.max_drop < 1 / predictions:
-            one = f"one of {predictions} evaluation predictions is {100 / predictions:.2g} points"
-            rows = math.ceil(ENOUGH / self.max_drop)
-            return [f"goals.max_drop: {self.max_drop:g} given, but {one}: a single lost answer misses the goal; give at least {rows} rows"]
+            kind, _, label = (self.metric or "").partition(":")
+            of_class = f" of the class {label}" if kind == "recall" and label else ""
+            one = f"one of {predictions} evaluation predictions{of_class} is {100 / predictions:.2g} points"
+            enough = f"give at least {math.ceil(ENOUGH / self.max_drop)} rows{of_class}"
+            return [f"goals.max_drop: {self.max_drop:g} given, but {one}: a single lost answer misses the goal; {enough}"]
         if self.max_drop < SUSPICIOUS:
             return []
         points, meant = f"{100 * self.max_drop:.4g} points (percent for perplexity)", f"{self.max_drop / 100:.4g}"

@@ -22,6 +22,7 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError, Problem, nearest
+from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
@@ -54,7 +55,8 @@ class Judged:
 
 
 def num_predictions(task: Task, metric: str | None, true: Labels, labels: Sequence[str]) -> int | None:
-    """Counts the predictions that the judged metric is a share of; None for other metrics, such as a correlation.
+    """Counts the predictions that the judged metric is a share of, for the recall of a class the rows of this class; None for other
+    metrics, such as a correlation.
 
     Args:
         task: The task.
@@ -65,7 +67,11 @@ def num_predictions(task: Task, metric: str | None, true: Labels, labels: Sequen
     Raises:
         InputError: The task has no such metric, or the data no such class.
     """
-    return true.count() if judged_of(task, metric, labels).metric.is_share else None
+    judged = judged_of(task, metric, labels)
+    kind, _, label = judged.name.partition(SEPARATOR)
+    if kind == "recall" and label and isinstance(true, ClassIds):
+        return int(np.count_nonzero(true.array == list(labels).index(label)))
+    return true.count() if judged.metric.is_share else None
 
 
 def judged_of(task: Task, metric: str | None, labels: Sequence[str]) -> Judged:

@@ -8,15 +8,16 @@ import pytest
 from compress.recipe import Recipe, check
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
-from compress.run.prepare import prepare
+from compress.run.prepare import prepare, questionable_goals
 from foundation.core.errors import InputError
 from foundation.core.goals import Goals
 from foundation.core.progress import ConsoleProgress
+from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
 from foundation.measure.judged import num_predictions
 from tests.tiny_recipes import tiny_vit
 
-TEXT = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}
+TEXT: dict[str, Any] = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}
 
 
 def recipe(base: dict[str, Any], limits: list[dict[str, Any]], **target: Any) -> Recipe:
@@ -74,10 +75,28 @@ def test_a_drop_of_less_than_one_prediction_is_questioned(given: float, predicti
     assert all(f"one of {predictions} " in line and f"at least {rows} " in line for line in questions)
 
 
-@pytest.mark.parametrize(("metric", "expected"), [(None, 7), ("f1", 7), ("matthews", None)])
+@pytest.mark.parametrize(
+    ("metric", "expected"), [(None, 7), ("f1", 7), ("matthews", None), ("recall:a", 3), ("recall:b", 4), ("precision:a", 7)]
+)
 def test_predictions_are_counted_for_metrics_that_are_shares_of_them(metric: str | None, expected: int | None) -> None:
     labels = ClassIds(np.array([0, 1, 1, 0, 1, 0, 1]))
     assert num_predictions("text-classification", metric, labels, ("a", "b")) == expected
+
+
+def test_a_drop_of_the_recall_of_a_class_names_the_class() -> None:
+    [line] = Goals(max_drop=0.01, metric="recall:a").questions(3)
+    assert "one of 3 evaluation predictions of the class a " in line
+    assert "1000 rows of the class a" in line
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_a_limit_on_other_answers_is_questioned_without_a_certificate(certified: bool) -> None:
+    cascade = {"cascade": {"max_disagreement": 0.01}}
+    given = {**TEXT, "goals": {"max_disagreement": 0.05}, "data": {**TEXT["data"], "certify": {"files": "rows.csv"}}}
+    found = check({**given, "stages": [{"distill": {}}, {"export": {}}, *([cascade] if certified else [])]})
+    split = Split(["a"] * 3, ClassIds(np.array([0, 1, 1])))
+    lines = questionable_goals(found, Data(split, split, split, ("a", "b")))
+    assert [line.partition(":")[0] for line in lines] == ([] if certified else ["goals.max_disagreement"])
 
 
 @pytest.mark.parametrize("given", [1.5, 2, 50])
