@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 class Config(BaseModel):
     """Base class of every part of a recipe: frozen; unknown keys, NaN and infinity are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True, defer_build=True
+    )
 
     LATER: ClassVar[tuple[str, ...]] = ()
     """Keys that later releases added. A dump leaves them out while they have their defaults, so that recipes without them keep their cache
