@@ -20,6 +20,7 @@ from foundation.models.library import sizes_config
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 from tests.problems import raises_problem
+from tests.traced_once import really
 
 KEY = "stages.distill.student"
 
@@ -88,6 +89,7 @@ def test_what_cannot_be_traced_into_onnx_is_said(tmp_path: Path, monkeypatch: py
     def export(*args: Any, **kwargs: Any) -> None:
         raise error
 
+    really(monkeypatch)
     monkeypatch.setattr(torch.onnx, "export", export)
     with raises_problem("export", "bert", "ONNX (the shape depends on values)"):
         export_float(Checkpoint(tmp_path / "bert"), tiny.preprocessor("bert"), tmp_path / "model.onnx")
