@@ -88,7 +88,8 @@ def no_better(report: Contents) -> str | None:
     cause = "train longer, check labels and columns, or judge another metric"
     majority = None if report.classes is None else report.classes.majority
     always = f"always the most frequent class, {majority.name}, or an answer" if majority else "an answer"
+    ignorant = "its answers in another order" if phrases.is_recall(metric) else f"{always} that does not depend on the row"
     return (
         f"no better than a model that knows nothing: {metric} of {', '.join(found)} in torch, against {phrases.figure(chance, metric)} for "
-        f"{always} that does not depend on the row: {cause}"
+        f"{ignorant}: {cause}"
     ).replace(phrases.SPACE, " ")

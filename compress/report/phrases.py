@@ -68,6 +68,11 @@ def is_error(metric: str | None) -> bool:
     return known is not None and not known.higher_is_better and not known.relative
 
 
+def is_recall(metric: str | None) -> bool:
+    """Whether a metric is the recall of one class, which a model that always answers this class has in full."""
+    return (metric or "").startswith(f"recall{SEPARATOR}")
+
+
 def headline(metric: str) -> str:
     """Returns the name of a metric at the start of a sentence: `Accuracy`, `Entity F1`, but `NDCG@10`, `WER` and `Recall:LABEL`."""
     if SEPARATOR in metric:

@@ -58,7 +58,8 @@ def classes(report: Contents) -> View | None:
     majority, chance = found.majority, report.metric.chance
     always = None if majority is None else {"name": majority.name, "share": phrases.figure(majority.share, "accuracy")}
     heads = [f"baseline, {engine_name(REFERENCE)}", *([f"served, {engine_name(found.backend)}"] if found.backend else [])]
-    known = {"chance": None if chance is None else phrases.figure(chance, report.metric.name), "majority": always}
+    floor = None if chance is None else phrases.figure(chance, report.metric.name)
+    known = {"chance": floor, "shuffled": phrases.is_recall(report.metric.name), "majority": always}
     return {"rows": rows, "heads": heads, "many": len(rows) > MANY_CLASSES, **known}
 
 
