@@ -59,7 +59,7 @@ def pytest_runtest_setup() -> None:
 
 
 def _share_what_the_exporter_looks_up() -> None:
-    """Lets all graphs share what torch knows of ONNX and of its own operators, once its exporter is loaded: a seventh of each trace."""
+    """Lets all graphs share what torch knows of ONNX and of its own operators, once its exporter is loaded."""
     registry: Any = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
     if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
         registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
