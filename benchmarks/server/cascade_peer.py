@@ -1,7 +1,7 @@
 """A certified cascade beside OpenVINO with NNCF int8 of the whole model: engine time, rows per second and p99, in one run and in turns.
 
     compress run RECIPE --out RUN          a recipe with the stage cascade, one text a row, with OpenVINO among its engines
-    python benchmarks/server/cascade_peer.py RUN [--bound 0.01 0.02] [--turns 3] [--seconds 5] [--out FILE]
+    python benchmarks/server/cascade_peer.py RUN [--bound 0.01 0.02] [--turns 3] [--seconds 5] [--also VARIANT] [--prepare] [--out FILE]
 
 For each bound the path of the run is tested again on its stored certificate rows, so that all cascades have the same tiers. NNCF quantizes
 the ordinary export of the original with its settings for Transformers, calibrated on 512 train rows.
@@ -154,9 +154,10 @@ def peer(subject: Subject, out: Path) -> tuple[EngineSpec, EngineSpec]:
     plain, run = subject.spec(key), open_run(subject.folder.parent.parent)
     folder = Path(plain.folder)
     out.mkdir(parents=True, exist_ok=True)
-    onnx = ordinary_export(run.variants[last.variant].path, folder, out / "ordinary.onnx")
-    rows = subject.data.calibration(CALIBRATION_ROWS, 0).rows
-    quantized = nncf_int8(onnx, folder, rows, out / "nncf.xml")
+    onnx, quantized = out / "ordinary.onnx", out / "nncf.xml"
+    if not quantized.exists():
+        onnx = ordinary_export(run.variants[last.variant].path, folder, onnx)
+        quantized = nncf_int8(onnx, folder, subject.data.calibration(CALIBRATION_ROWS, 0).rows, quantized)
     return replace(plain, path=str(quantized), precision="int8"), replace(plain, path=str(onnx))
 
 
@@ -252,21 +253,26 @@ def main() -> None:
     parser.add_argument("--bound", type=float, nargs="+", default=[0.01, 0.02])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/cascade-peer"), help="where NNCF's model and the repository are written; new"
-    )
+    parser.add_argument("--work", type=Path, default=Path("runs/cascade-peer"), help="where NNCF's model and the repository are written")
+    parser.add_argument("--also", nargs="*", default=[], metavar="VARIANT", help="time its float build in OpenVINO, too")
+    parser.add_argument("--prepare", action="store_true", help="only make NNCF's model, which the next call with this --work takes")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     subject = Subject.of(given.run.resolve())
     cascades = {f"cascade-{bound:g}": subject.at(bound) for bound in given.bound}
     nncf, plain = peer(subject, given.work.resolve())
+    if given.prepare:
+        return
     with EngineProcess(nncf) as process:
         assert subject.data.certify is not None, "a cascade has certificate rows"
         answers = process.predict(subject.data.certify.rows, nncf.evaluation_batch)
     other = int((answers.argmax(axis=1) != subject.certified.original.argmax(axis=1)).sum())
     tiers = repository(subject, cascades, nncf, given.work.resolve() / "repository")
-    times = engine_times(subject, {PEER: nncf, "OpenVINO fp32": plain})
+    more = {name: subject.spec((name, "fp32", "fp32", "openvino", "static")) for name in given.also}
+    times = engine_times(subject, {PEER: nncf, "OpenVINO fp32": plain, **more})
     found = {name: judged(subject, document, times) for name, document in cascades.items()}
+    if given.out is not None:
+        given.out.write_text(json.dumps({"p50_ms": times, "cascades": found}, indent=1) + "\n", encoding="utf-8")
     loads = served(subject, cascades, tiers, given.work.resolve(), given)
     if given.out is not None:
         given.out.write_text(json.dumps({"p50_ms": times, "cascades": found, "loads": loads}, indent=1) + "\n", encoding="utf-8")
