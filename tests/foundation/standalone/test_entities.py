@@ -19,6 +19,7 @@ from foundation.core.target import Target
 from foundation.labels import tags
 from foundation.labels.tags import first_pieces
 from foundation.models.folder import Checkpoint
+from foundation.standalone.confidence import SURE, Score, confidence
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES, STRATEGIES, placed
 from tests import entities
@@ -178,3 +179,7 @@ def test_a_score_is_of_the_words_that_training_and_metric_see(words: list[str], 
     width = max(found.shape[1], expected.shape[1])
     both = [np.pad(one, ((0, 0), (0, width - one.shape[1]), (0, 0))) for one in (found, expected)]
     np.testing.assert_array_equal(*both)
+    nothing = RESPONSES["entities"].scored(logits[:1], placed(made, [""]))
+    assert confidence(nothing, Score(name="margin", form="tags", temperature=1, weights=[], bias=[])).tolist() == [SURE], (
+        "a text without words"
+    )

@@ -206,6 +206,7 @@ def test_tags_differ_by_the_tag_of_a_word_and_places_without_a_word_do_not_count
     assert different(same, last, "tags", None).tolist() == [False, False]
     assert different(last, same[:, :, ::-1], "tags", None).tolist() == [True, True]
     assert different(last[:1], np.array([[[0, 9], [0, 1]]], np.float32), "tags", None).tolist() == [True], "a word that only one has"
+    assert different(last[:1], np.array([[[0, 9], [1, 0]]], np.float32), "tags", None).tolist() == [True], "and with the first tag"
 
 
 def test_numbers_and_vectors_differ_by_their_distance():
@@ -215,3 +216,6 @@ def test_numbers_and_vectors_differ_by_their_distance():
     assert different(last, other, "vector", 0.1).tolist() == [False, True]
     assert different(last, other, "vector", 0.2).tolist() == [False, False]
     assert different(last, other, "vector", 0.09).tolist() == [True, True]
+    longer = np.array([[3, 5.1]], np.float32)
+    assert different(last[:1], longer, "vector", 0.2).tolist() == [True], "of the length of the last tier's, 0.22"
+    assert different(longer, last[:1], "vector", 0.2).tolist() == [False], "0.19"
