@@ -119,6 +119,11 @@ def test_another_metric_is_not_paired_and_has_no_joint_front(runs: Path, tmp_pat
     assert "A is judged by accuracy, B by f1" in pair["reason"]
     assert not any(one["joint_front"] for one in contents["configurations"])
     assert any(one["front"] for one in contents["configurations"])
+    out, _ = compare([runs / "a", tmp_path / "b"], tmp_path / "out")
+    text = Page((out / "compare.html").read_text()).text
+    assert text.count("f1, ") >= 1, "the metric is next to the figure of a run that is judged by another one than A"
+    assert "(f1)" in text
+    assert "so the comparison is paired" not in text
 
 
 def test_times_are_held_against_the_own_torch_alone_and_fronts_are_of_each_run_and_of_all(runs: Path) -> None:
