@@ -57,8 +57,8 @@ class Limit(Document):
     n: int | None = None
     """Requests."""
     waited: Number | None = None
-    """Share of the time in which the threads of server and client could have run that they waited for a core: 0.1 to 0.3 on a quiet
-    machine. Above 0.5 goals are not judged. Absent where the kernel does not report it."""
+    """Share of the time in which the threads of server and client could have run that they waited for a core. Above 0.5 goals
+    are not judged. Absent where the kernel does not report it."""
     reason: str | None = None
     """Reason for a missing measurement; absent otherwise."""
 
