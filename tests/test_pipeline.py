@@ -29,7 +29,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.machine.process import spawn
 from foundation.measure import latency
-from foundation.measure.fastest import FAR
+from foundation.measure.fastest import FAR, NEGLIGIBLE_MS
 from foundation.measure.race import BLOCKS
 from tests import without_clocks
 from tests.compress.events.test_events import read as read_events
@@ -180,7 +180,8 @@ def test_what_is_served_is_the_fastest_of_all_that_was_timed(finished: Outcome) 
         assert (one["time_ms"], one["missed"]) == (pytest.approx(timed[key]["p50_ms"], abs=1e-3), [])
     key = tuple(served[name] for name in names)
     assert key == next(iter(ranked))
-    assert timed[key]["p50_ms"] <= (1 + FAR) * min(row["p50_ms"] for row in timed.values())
+    least = min(row["p50_ms"] for row in timed.values())
+    assert timed[key]["p50_ms"] <= max((1 + FAR) * least, least + NEGLIGIBLE_MS) + 1e-3
     assert served["accuracy"]["openvino"]["value"] == ranked[key]["metric"]
     assert served["reason"].endswith(f"of {len(ranked)} configurations")  # and there are no goals
     assert served["reason"] in (finished.folder / "report.html").read_text()
