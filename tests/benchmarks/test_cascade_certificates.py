@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.cascade_certificates import Pool, drawn
+from benchmarks.cascades.cascade_certificates import Pool, drawn
 from export.cascade.path import path
 from export.cascade.tested import Bounds, certify_path
 from tests.export.cascade.test_tested import MARGIN, keys, part, population

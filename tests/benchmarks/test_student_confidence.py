@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.student_confidence import goes_on, interval
+from benchmarks.cascades.student_confidence import goes_on, interval
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12), st.sampled_from([0.0, 0.1, 0.25, 1.0]))

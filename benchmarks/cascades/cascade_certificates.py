@@ -1,6 +1,6 @@
 """Certificates of cascades against a known truth: how often the bound is broken, and how much of it is used.
 
-    python benchmarks/cascade_certificates.py RUN [RUN ...] [--draws N] [--seed N]
+    python benchmarks/cascades/cascade_certificates.py RUN [RUN ...] [--draws N] [--seed N]
 
 RUN is a finished run. With a stage `cascade` the pool are its certificate rows and the evaluation rows, the tiers, scores and the path are
 those of the stage, and the path was fixed on its selection rows. Of other runs the last variant in int8 stands before the baseline in fp32,

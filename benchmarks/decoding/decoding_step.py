@@ -1,6 +1,6 @@
 """Where a step of a decoder in ONNX Runtime spends its time, and what other settings of the session make of it.
 
-    python benchmarks/decoding_step.py FOLDER [--past 32] [--streams 1] [--turns 10] [--steps 24]
+    python benchmarks/decoding/decoding_step.py FOLDER [--past 32] [--streams 1] [--turns 10] [--steps 24]
 
 FOLDER holds model.onnx of `onnxruntime_decoder` (`onnx-decoder` in a build of an export, or what `benchmarks/generation.py` wrote).
 

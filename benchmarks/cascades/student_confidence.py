@@ -1,6 +1,6 @@
 """Students before and after a training for the cascade: how well the margin of each ranks the rows that the original answers otherwise.
 
-    python benchmarks/student_confidence.py RUN --before small --after more sure [--bound 0.01] [--draws N]
+    python benchmarks/cascades/student_confidence.py RUN --before small --after more sure [--bound 0.01] [--draws N]
 
 RUN is a finished run of a task whose answers are classes; small, more and sure are ids of its variants. Predictions are those of torch on
 the evaluation rows, the original's in fp32.

@@ -1,6 +1,6 @@
 """How many tokens prompt look-up would be accepted for: answers to questions, their own text as the source of proposals.
 
-    python benchmarks/lookup.py MODEL questions.txt [--prompts 200] [--tokens 64] [--at-once 2 4 8]
+    python benchmarks/decoding/lookup.py MODEL questions.txt [--prompts 200] [--tokens 64] [--at-once 2 4 8]
 
 MODEL is a folder of Transformers. torch answers each question greedily in the chat format, up to its end token. Greedy answers are the
 same with proposals and without, so that the answers alone say what a step would propose and accept (`foundation.core.speculation`):
