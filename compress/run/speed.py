@@ -11,8 +11,6 @@ versions change, and whenever torch is loaded as long as other programs ran mean
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundation.machine.cached import read_cached, write_cached
+from foundation.machine.cached import cached_file, read_cached, write_cached
 from foundation.machine.environment import cache_folder, hardware, processor, versions
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ def speed(threads: int, measure: Callable[[int], Speed] | None = None, load: Cal
         measure: Measures it; default: `measured`.
         load: How many threads are running for each core.
     """
-    file = cache_folder() / "speed" / f"{_key(threads)}.json"
+    file = cached_file("speed", processor() | {"threads": threads, "versions": versions()})
     kept, quiet = _cached(file)
     if kept is not None and (quiet or "torch.nn" not in sys.modules):  # which takes longer to load than this to measure
         return kept
@@ -133,8 +131,3 @@ def _best(work: Callable[[], object], repeats: int = REPEATS) -> float:
         work()
         found.append(time.perf_counter() - started)
     return max(1e-9, min(found))
-
-
-def _key(threads: int) -> str:
-    depends_on = processor() | {"threads": threads, "versions": versions()}
-    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]

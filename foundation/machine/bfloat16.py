@@ -1,6 +1,6 @@
 """Whether a processor is faster in bfloat16 than in float32.
 
-That it has instructions for bfloat16 does not say so. On two cores of a Sapphire Rapids whose virtual machine hides AMX, torch 2.13.0
+Instructions for bfloat16 do not make it faster. On two cores of a Sapphire Rapids whose virtual machine hides AMX, torch 2.13.0
 (oneDNN 3.12.0) multiplies bfloat16 at 160 GFLOP/s and float32 at 270. With AMX, or on a Zen 5, bfloat16 is the faster one. So it is
 measured.
 
@@ -9,13 +9,11 @@ measured.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
 
-from foundation.machine.cached import read_cached, write_cached
-from foundation.machine.environment import cache_folder, processor, versions
+from foundation.machine.cached import cached_file, read_cached, write_cached
+from foundation.machine.environment import processor, versions
 
 SHAPE = (1024, 384, 1536)
 """Rows, inputs and outputs of a product: the feed-forward layer of a small encoder for 8 texts of 128 tokens."""
@@ -33,14 +31,13 @@ def bfloat16_pays(measure: Callable[[], float] | None = None) -> bool:
     Args:
         measure: Measures the gain; default: `gain`.
     """
-    depends_on = json.dumps(processor() | versions(), sort_keys=True)
-    file = cache_folder() / "bfloat16" / f"{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.json"
-    kept = read_cached(file)
-    if isinstance(kept, dict) and isinstance(kept.get("gain"), float):
-        return bool(kept["gain"] >= PAYS)
-    found = (measure or gain)()
-    write_cached(file, {"gain": found})  # a folder that cannot be written: measured every time
-    return found >= PAYS
+    file = cached_file("bfloat16", processor() | versions())
+    entry = read_cached(file)
+    if isinstance(entry, dict) and isinstance(entry.get("gain"), float):
+        return bool(entry["gain"] >= PAYS)
+    measured = (measure or gain)()
+    write_cached(file, {"gain": measured})  # a folder that cannot be written: measured every time
+    return measured >= PAYS
 
 
 def gain() -> float:

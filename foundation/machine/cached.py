@@ -5,11 +5,26 @@ A file that is absent or damaged reads as None. A folder that cannot be written 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from foundation.machine.environment import cache_folder
+
+
+def cached_file(kind: str, depends_on: Mapping[str, object]) -> Path:
+    """Returns the file of one kind of contents.
+
+    Args:
+        kind: Name of its folder.
+        depends_on: JSON types; other values name another file.
+    """
+    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / kind / f"{key}.json"
 
 
 def read_cached(file: Path) -> Any:

@@ -94,7 +94,7 @@ def test_errors_are_never_kept(count: Count, tmp_path: Path) -> None:
 
 def test_a_second_plan_loads_neither_torch_nor_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("compress.run.speed.cache_folder", lambda: tmp_path / "cache" / "compress")  # the second plan reads it there
+    monkeypatch.setattr("foundation.machine.cached.cache_folder", lambda: tmp_path / "cache" / "compress")  # the second plan reads it there
     file, heavy = tmp_path / "recipe.yaml", "{'torch', 'transformers', 'sklearn', 'onnx', 'scipy'}"
     file.write_text(yaml.safe_dump(RAW))
     first = plan(check(RAW), tmp_path / "run").text

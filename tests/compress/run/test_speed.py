@@ -13,7 +13,7 @@ from compress.run.speed import Speed, measured, speed
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "compress")
+    monkeypatch.setattr("foundation.machine.cached.cache_folder", lambda: tmp_path / "compress")
     return []
 
 
