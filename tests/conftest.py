@@ -20,8 +20,8 @@ from compress.run.speed import Speed
 from foundation.core.resampling import RESAMPLES
 from foundation.machine.environment import cache_folder
 from tests import few_draws, without_clocks
+from tests.cached_folder import cached_folder
 from tests.engines_inside import inside
-from tests.kept import kept
 from tests.traced_once import LIBRARIES, SOURCES, traced_once
 
 NORMAL = torch.nn.init.normal_
@@ -73,7 +73,7 @@ def _share_what_the_exporter_looks_up() -> None:
 def folder_of_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where graphs lie: of all processes of this test run, and of earlier ones with the same libraries and sources."""
     own = tmp_path_factory.getbasetemp()
-    return kept("traced", LIBRARIES, SOURCES) or (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"
+    return cached_folder("traced", LIBRARIES, SOURCES) or (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,7 +85,7 @@ def _graphs_are_traced_once(folder_of_traces: Path) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kernels leave nothing in the home folder. Their compiler knows by itself what it has compiled of the same source."""
-    folder = kept("kernels", ("triton",), ("export/kernels", "export/fused")) or tmp_path_factory.mktemp("kernels")
+    folder = cached_folder("kernels", ("triton",), ("export/kernels", "export/fused")) or tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
         yield

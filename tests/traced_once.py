@@ -1,8 +1,8 @@
 """Graphs that were traced before, for all tests that export, in all processes of a test run.
 
 The exporter of torch takes two to four seconds for a tiny model, and makes the same graph of the same model
-(`test_onnx.test_a_second_trace_...` asks `really` for it). Tests export the same tiny models again and again: under other names, with
-other lengths, as the float part of several schemes, in each process of the tests, in each test run (`tests.kept`). What decides is the
+(`test_onnx.test_a_second_trace_...` asks `really` for it). Tests export the same tiny models again and again: under other names, with other
+lengths, as the float part of several schemes, in each process of the tests, in each test run (`tests.cached_folder`). What decides is the
 model with its weights, the example and the settings; what is made of the graph afterwards is made each time.
 
 A model that differs in its weights alone, as the int8 variant of a run does, has the same graph with other weights: they are put in where

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import kept as module
-from tests.kept import DAYS, kept
+from tests import cached_folder as module
+from tests.cached_folder import DAYS, cached_folder
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_is_named_after_sources_and_versions(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> Path | None:
-        return kept("graphs", ("torch", "no-such-library"), ("alone.py", "package"), sources / "cache")
+        return cached_folder("graphs", ("torch", "no-such-library"), ("alone.py", "package"), sources / "cache")
 
     first = folder()
     assert first is not None
@@ -47,5 +47,5 @@ def test_what_no_run_reads_is_removed(sources: Path) -> None:
         other.mkdir(parents=True)
         (other / "graph").write_text("", encoding="utf-8")
         os.utime(other, (0, time.time() - days * 86400))
-    made = kept("graphs", (), (), sources / "cache")
+    made = cached_folder("graphs", (), (), sources / "cache")
     assert set((sources / "cache").iterdir()) == {made, recent}

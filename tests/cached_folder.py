@@ -24,7 +24,7 @@ CACHE = cache_folder() / "tests"
 """Read before the tests get a cache folder of their own."""
 
 
-def kept(name: str, libraries: Iterable[str], sources: Iterable[str], cache: Path = CACHE) -> Path | None:
+def cached_folder(name: str, libraries: Iterable[str], sources: Iterable[str], cache: Path = CACHE) -> Path | None:
     """Returns the folder of one kind of content; None where everything is to be made anew.
 
     Args:
@@ -35,12 +35,12 @@ def kept(name: str, libraries: Iterable[str], sources: Iterable[str], cache: Pat
     """
     if os.environ.get("ANEW"):
         return None
-    found = hashlib.sha256(platform.python_version().encode())
-    found.update(repr([(one, _version(one)) for one in libraries]).encode())
+    sources_digest = hashlib.sha256(platform.python_version().encode())
+    sources_digest.update(repr([(one, _version(one)) for one in libraries]).encode())
     for file in sorted(file for source in sources for file in _files(ROOT / source)):
-        found.update(f"{file.relative_to(ROOT)}\n".encode())
-        found.update(file.read_bytes())
-    folder = cache / f"{name}-{found.hexdigest()[:16]}"
+        sources_digest.update(f"{file.relative_to(ROOT)}\n".encode())
+        sources_digest.update(file.read_bytes())
+    folder = cache / f"{name}-{sources_digest.hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for other in cache.iterdir():
