@@ -9,7 +9,19 @@ import pytest
 
 from foundation.machine.load import Watch
 from foundation.measure.engine_process import EngineError
-from foundation.measure.latency import MAX_SAMPLES, MAX_TURNS, MIN_SAMPLES, REPEATED, SHORT_SECONDS, SHORT_TURNS, TURNS, Cell, measure
+from foundation.measure.latency import (
+    MAX_SAMPLES,
+    MAX_TURNS,
+    MIN_SAMPLES,
+    REPEATED,
+    SHORT_BLOCK,
+    SHORT_SECONDS,
+    SHORT_TURNS,
+    TURNS,
+    Cell,
+    measure,
+)
+from foundation.measure.race import BLOCKS, Block
 from foundation.measure.samples import Turn
 from tests.foundation.scripted_engine import Scripted
 from tests.told import Told
@@ -123,6 +135,18 @@ def test_short_calls_take_turns_until_their_interval_is_narrow(
     monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(9, next(medians))))
     ((_, row),) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
     assert len(row.turns_ms) == expected
+
+
+def test_late_turns_of_short_calls_are_short(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    medians, most = itertools.cycle([0.1, 0.2]), list[int]()
+
+    def ask(self: Cell, process: object, shape: object, block: Block) -> Turn:
+        most.append(block.most)
+        return Turn(np.full(9, next(medians)))
+
+    monkeypatch.setattr(Cell, "ask", ask)
+    measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
+    assert most[TURNS:] == [BLOCKS[-1].most] * (MAX_TURNS - TURNS) + [SHORT_BLOCK.most] * (SHORT_TURNS - MAX_TURNS)
 
 
 def test_the_reference_takes_no_part_in_the_turns_of_short_calls(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
