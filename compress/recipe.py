@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
+from compress.families import expand, unknown_references
 from compress.problems import explain
 from compress.recipe_file import apply, read_file
 from compress.search_settings import Search
@@ -124,7 +125,14 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError.of(problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe) + _check_cascade(recipe) + _check_audit(recipe)
+    problems = (
+        _check_order(recipe)
+        + _check_variant_goals(recipe)
+        + _check_task(recipe)
+        + _check_proposals(recipe)
+        + _check_cascade(recipe)
+        + _check_audit(recipe)
+    )
     if problems:
         raise InputError.of(problems)
     return recipe
@@ -171,6 +179,7 @@ def schema() -> dict[str, object]:
 
 def _check_stages(entries: object) -> tuple[list[Stage], list[Problem]]:
     known = {stage.NAME: stage for stage in STAGES}
+    entries = expand(entries, known)
     if not isinstance(entries, list) or not entries:
         given = shown(entries) if entries else "nothing"
         allowed = f"a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
@@ -341,6 +350,18 @@ def _check_cascade(recipe: Recipe) -> list[Problem]:
     return problems
 
 
+def _check_variant_goals(recipe: Recipe) -> list[Problem]:
+    """Returns the goals of single variants that no stage makes, or that refer to such a one."""
+    made = [BASELINE, *(str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint")]
+    problems = []
+    for name, limits in (recipe.goals.variants or {}).items():
+        named = {f"goals.variants.{name}": name, f"goals.variants.{name}.over": limits.over or BASELINE}
+        for key, given in named.items():
+            if given not in made:
+                problems.append(Problem(key, f"{given!r} given", f"{', '.join(made)} is allowed{nearest(given, made)}"))
+    return problems
+
+
 def _check_audit(recipe: Recipe) -> list[Problem]:
     """Returns the problems of an audit: there is no cascade that it could watch."""
     if any(isinstance(stage, Cascade) for stage in recipe.stages):
@@ -359,6 +380,8 @@ def _check_input(stage: Stage, producers: Mapping[str, Sequence[Stage]], ids: se
     if named is not None and named not in allowed:
         choices = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
         problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", choices))
+    for unknown in unknown_references(stage, allowed):
+        problems.append(Problem(f"stages.{stage.id}.member.of", f"{unknown!r} given", f"{', '.join(allowed)} is allowed"))
     quantized = [other.id for other in producers.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
         given, remedy = f"its input is already quantized by {quantized[0]}", "give another `input:`, or leave this stage out"

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from foundation.core.config import Config
+from foundation.core.step_names import BASELINE
 from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.settings import Epochs, LearningRate, Passes, TrainingSettings
 
@@ -13,6 +15,25 @@ Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts
 """Units that are pruned."""
 Groups = Literal["rows", "columns", "both"]
 """Which rows and columns of a block are groups of weights (`prune.sparsify.lasso`)."""
+
+
+class Member(Config):
+    """Place of a stage in a family of models, which share one schedule: `prune: {family: [...]}` expands to stages that have it."""
+
+    of: Annotated[str, Field(min_length=1)] = BASELINE
+    """The model that `speedup` refers to: baseline or the id of an earlier stage."""
+    so_far: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """Speed-up that the incoming model already has over it; only `compress plan` reads it, as it measures nothing."""
+    number: Annotated[int, Field(ge=1, le=100)] = 1
+    """Number of this member, from 1: its training starts where the training of the previous one ended in the train split."""
+    count: Annotated[int, Field(ge=1, le=100)] = 1
+    """Number of members."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.number > self.count:
+            raise ValueError(f"number: {self.number} given; there are {self.count} members (count): give 1 to {self.count}")
+        return self
 
 
 class Learn(Passes):

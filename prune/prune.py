@@ -66,7 +66,8 @@ class Prune(PruneSettings):
         if self.measure != "latency":
             return None
         settings = context.measure_latency.settings if context.measure_latency else None
-        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
+        reference = [] if self.member is None else [context.checkpoint(self.member.of).digest]
+        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings, *reference]
 
     def work(self, passes: Passes, data: Data) -> float:
         """Forward and backward passes over calibration rows, passes for skipped and scanned layers, and the training of what is left."""
@@ -94,6 +95,8 @@ class Prune(PruneSettings):
         from prune.recovery import check_recovery
 
         key, facts = self.key, context.facts
+        if self.family is not None:
+            raise InputError(f"{key}.family", "given outside of a recipe", "a recipe replaces it by its members", "give speedup")
         if "vocabulary" in self.granularity and (facts.modality != "text" or facts.answer.PER_TOKEN):
             told = f"the rows of {context.task} are token ids" if facts.generates else "labels belong to tokens"
             tokens = f"{told} of the incoming model, on which all variants are compared"
@@ -181,10 +184,17 @@ class Prune(PruneSettings):
         parts = {(block, what): torch.zeros(count_of(sizes, block, what)) for block in range(structure.depth) for what in COMPONENTS}
         nothing = Scores(parts, torch.zeros(structure.depth), torch.zeros(sizes.hidden))
         cost, limits = self.cost(model, structure, None), self.limits(structure)
-        incoming, share = Incoming.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
+        incoming, share = Incoming.of(cost), self._planned_share
         if self.measure == "latency":
             share = max(share, lowest_share(cost, incoming, limits, nothing))
         return Plan(model, structure, select(cost, incoming, share, limits, nothing, uniform, self.key))
+
+    @property
+    def _planned_share(self) -> float:
+        """Share of the incoming cost that is expected to remain; a member of a family has a part of its speed-up already."""
+        if self.speedup is None:
+            return self.shares[-1]
+        return min(1.0, (self.member.so_far if self.member else 1.0) / self.speedup)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the pruned checkpoint.
@@ -283,14 +293,21 @@ class Prune(PruneSettings):
 
     def _latency_budget(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> LatencyBudget | None:
         """Measures the incoming model and the latency table of its blocks; None if the cost is not latency."""
-        from prune.latency.budget import LatencyBudget
+        from foundation.models.architecture.shapes import on_meta
+        from foundation.models.architecture.structure import Structure
+        from foundation.models.folder import Checkpoint
+        from prune.latency.budget import LatencyBudget, Shaped
         from prune.latency.timing import Timing, target_shape
 
         if self.measure != "latency":
             return None
         shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
+        incoming = reference = Shaped(model.config, structure.sizes)
+        if self.member is not None:
+            model = on_meta(Checkpoint(context.checkpoint(self.member.of).path).config)
+            reference = Shaped(model.config, Structure.of(model, self.key).sizes)
         timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
-        return LatencyBudget.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
+        return LatencyBudget.of(timing, reference, incoming, self.multiple_of, self.latency_ms, self.speedup, self.key)
 
     def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, object]]:
         """Returns the checkpoint to prune, with its vocabulary cut if asked for, and the figures of that cut.

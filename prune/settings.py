@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from foundation.core.errors import InputError
 from foundation.stage.context import TimedPrecision
 from foundation.stage.stage import ModelStage, is_model
-from prune.choices import Granularity, Learn, Recover
+from prune.choices import Granularity, Learn, Member, Recover
 from prune.cost import Measure
 from prune.cubic import cubic
 from prune.latency.timing import LatencyTarget
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SPARSITY = 0.5
 Share = Annotated[float, Field(gt=0, le=1)]
+Speedup = Annotated[float, Field(ge=1, le=1000)]
 UNITS = {"heads": "head groups", "cross": "head groups that read the encoder", "ffn": "FFN neurons", "experts": "experts"}
 
 
@@ -33,7 +34,7 @@ class PruneSettings(ModelStage):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
-    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens")
+    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member")
 
     method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
@@ -48,6 +49,12 @@ class PruneSettings(ModelStage):
     warning says so if none was."""
     speedup: Annotated[float, Field(gt=1, le=1000)] | None = None
     """Smallest speedup of the whole model at the largest shape of the target, instead of sparsity; needs measure: latency."""
+    family: Annotated[tuple[Speedup, ...], Field(min_length=1, max_length=16)] | None = None
+    """Speed-ups of a family of models, such as [2, 3, 5], instead of sparsity; implies measure: latency. In the recipe, one stage for each
+    takes the place of this one, with the ids prune-2x, prune-3x, ...; each starts from the one before it, and the passes of `recover` are
+    divided among them. Stages that follow are repeated for each member. 1 stands for the incoming model, which is not pruned."""
+    member: Member | None = None
+    """Place of this stage in a family: what `speedup` refers to, and its part of the training. `family` sets it."""
     measure: Measure = "macs"
     """Cost of the blocks. macs: multiply-accumulates of their linear layers; parameters: their weights; latency: measured milliseconds on
     the first engine of the target."""
@@ -96,13 +103,19 @@ class PruneSettings(ModelStage):
             return values
         return values if {"latency_ms", "speedup"} & values.keys() else {"sparsity": 0.0, "recover": None, **values}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _families_are_timed(cls, values: object) -> object:
+        timed = isinstance(values, dict) and values.get("family") is not None
+        return {"measure": "latency", **values} if timed and isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         from prune.methods import is_learned, scored
 
         if len(set(self.granularity)) < len(self.granularity):
             raise ValueError("granularity: an entry is repeated; give each entry once")
-        targets = [name for name in ("latency_ms", "speedup") if getattr(self, name) is not None]
+        targets = [name for name in ("family", "latency_ms", "speedup") if getattr(self, name) is not None]
         if len(targets) > 1 or (targets and self.sparsity != SPARSITY):
             raise ValueError(f"{targets[0]}: given together with {targets[1] if len(targets) > 1 else 'sparsity'}; give only one of them")
         if targets and self.measure != "latency":
@@ -130,11 +143,24 @@ class PruneSettings(ModelStage):
         if "experts" in self.granularity and self.measure != "parameters":
             raise ValueError("measure: macs given; pruning experts does not change how many a token visits: give parameters")
         self._check_tokens()
+        self._check_family()
         if is_model(self.teacher):
             raise ValueError(f"teacher: {self.teacher!r} given; allowed are baseline, input or the id of an earlier stage")
         if self.schedule == "cubic" and self.recover is None:
             raise ValueError("schedule: cubic fine-tunes between its iterations; give recover, or schedule: one_shot")
         return self
+
+    def _check_family(self) -> None:
+        """Raises if the members of a family cannot be told apart, or a member has no target."""
+        if self.member is not None and self.speedup is None:
+            raise ValueError("member: given without speedup, which it says more about: give speedup, or leave it out")
+        if self.family is None:
+            return
+        given = f"family: {[*self.family]} given"
+        if list(self.family) != sorted(set(self.family)):
+            raise ValueError(f"{given}; give each speed-up once, from the smallest to the largest")
+        if self.family == (1,):
+            raise ValueError(f"{given}; 1 is the incoming model itself: give a larger speed-up")
 
     def _check_tokens(self) -> None:
         """Raises if tokens cannot leave the model as they are asked to."""

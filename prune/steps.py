@@ -29,7 +29,7 @@ from foundation.stage.context import Context
 from foundation.training.supervised import supervised
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
-from prune.choices import Recover
+from prune.choices import Member, Recover
 from prune.cost import Component
 from prune.latency.budget import LatencyBudget
 from prune.least_squares import update
@@ -232,7 +232,9 @@ def recovery_job(
         context: Context of the stage.
     """
     assert context.teacher is not None, "the pipeline provides the teacher"
-    part, epochs = part_of(context, settings.epochs, number, len(stage.shares), settings.batch_size)
+    member, iterations = stage.member or Member(), len(stage.shares)
+    place, places = (member.number - 1) * iterations + number, member.count * iterations
+    part, epochs = part_of(context, settings.epochs * member.count, place, places, settings.batch_size)
     return RecoveryJob(
         settings=settings.model_copy(update={"epochs": epochs}),
         source=source,

@@ -12,7 +12,7 @@ and the reason of the choice all read it, so that they cannot say different thin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.report import goals
@@ -132,7 +132,7 @@ def decision_of(report: Contents) -> Decision:
         baseline_bytes=first.size_bytes,
         goals=report.goals,
         findings=report.findings,
-        reason=None if block is None else _reason(block.reason, ranking, report.goals),
+        reason=None if block is None else _reason(block.reason, ranking, [goal for goal in report.goals if goal.variant is None]),
         ranking=ranking,
     )
 
@@ -150,7 +150,7 @@ def _named(figures: Metrics) -> dict[str, float]:
     return {name: value for name, value in figures.items() if isinstance(value, float)}
 
 
-def _reason(reason: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal, ...]) -> str | None:
+def _reason(reason: str | None, ranking: tuple[Ranked, ...], judged: Sequence[Goal]) -> str | None:
     """Returns why this is served. Configurations are ranked by their engines; what was judged later, such as behind the server, counts."""
     missed = list(dict.fromkeys(str(goal.goal) for goal in judged if goal.met is False))
     if not ranking:

@@ -77,10 +77,10 @@ def judge(goals: Goals, report: Contents) -> list[Goal]:
     judged = [
         _at_most("max_drop", goals.max_drop, _telling(drop(report), goals.max_drop, *chance_drop(report))),
         _at_most("max_disagreement", goals.max_disagreement, certified(report)),
-        _at_least("min_speedup", goals.min_speedup, speedup(report)),
+        at_least("min_speedup", goals.min_speedup, speedup(report)),
         *(_latency_goal(report, goal) for goal in goals.max_latency_ms),
         _at_most("max_size_mb", goals.max_size_mb, size_mb(report)),
-        _at_least("min_throughput", goals.min_throughput, throughput(report)),
+        at_least("min_throughput", goals.min_throughput, throughput(report)),
         _at_most("max_bleu_drop", goals.max_bleu_drop, _telling(bleu_drop(report), goals.max_bleu_drop, *chance_bleu(report))),
     ]
     if goals.int8_faster is True:
@@ -101,12 +101,17 @@ def _int8_faster(report: Contents) -> list[Goal]:
 
 def missed(report: Contents) -> list[str]:
     """Returns the goals that were judged and not met."""
-    return [str(goal.goal) for goal in report.goals if goal.met is False]
+    return [_key(goal) for goal in report.goals if goal.met is False]
 
 
 def unjudged_busy(report: Contents) -> list[str]:
     """Returns the goals that were not judged because the machine was busy."""
-    return [str(goal.goal) for goal in report.goals if goal.busy]
+    return [_key(goal) for goal in report.goals if goal.busy]
+
+
+def _key(goal: Goal) -> str:
+    """Returns the key of a goal below `goals` in the recipe."""
+    return str(goal.goal) if goal.variant is None else f"variants.{goal.variant}.{goal.goal}"
 
 
 def last_variant(report: Contents) -> Variant:
@@ -252,9 +257,21 @@ def speedup(report: Contents) -> Figure:
     slow = reference_cells(report, device)
     if not slow:
         return Figure(reason="the baseline was not timed in torch (fp32, eager) on this device")
+    return least_ratio(slow, fast, engine, "torch (baseline)")
+
+
+def least_ratio(slow: Mapping[Shape, Latency], fast: Mapping[Shape, Latency], engine: str | None, reference: str) -> Figure:
+    """Returns the smallest ratio of two models' latencies over all shapes.
+
+    Args:
+        slow: Latency rows of the reference by shape.
+        fast: Latency rows of the model, at least one.
+        engine: Engine of the model, for messages.
+        reference: Name of the reference, for messages.
+    """
     missing = sorted(fast.keys() ^ slow.keys(), key=str)
     if missing:
-        return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and torch (baseline)")
+        return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and {reference}")
     ratios = {shape: ratio(slow[shape], fast[shape]) for shape in fast}
     worst = min(ratios, key=lambda shape: ratios[shape].value)
     found = ratios[worst]
@@ -471,7 +488,8 @@ def _at_most(goal: str, limit: float | None, figure: Figure) -> Goal:
     return _judged(goal, limit, figure, lambda value, bound: value <= bound + ROUNDING)
 
 
-def _at_least(goal: str, limit: float | None, figure: Figure) -> Goal:
+def at_least(goal: str, limit: float | None, figure: Figure) -> Goal:
+    """Judges a lower bound on a figure."""
     return _judged(goal, limit, figure, lambda value, bound: value >= bound - ROUNDING)
 
 

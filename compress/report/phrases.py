@@ -188,14 +188,15 @@ def goal_name(goal: Goal, metric: str | None) -> str:
     bounds: dict[str, Callable[[], str]] = {
         "max_drop": lambda: _drop_name(limit, metric),
         "max_disagreement": lambda: f"Other answers than the original's at most {100 * limit:.4g}{SPACE}%",
-        "min_speedup": lambda: f"Speed-up over torch of at least {ratio(limit)}",
+        "min_speedup": lambda: f"Speed-up over {goal.over or 'torch'} of at least {ratio(limit)}",
         "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms{_judged_at(goal)}",
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
         "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",
         "max_bleu_drop": lambda: f"BLEU drop of at most {limit:.2f} points",
         "int8_faster": lambda: "int8 faster than float, each in its fastest engine",
     }
-    return bounds[name]() if name in bounds else f"{name}: {limit}"
+    told = bounds[name]() if name in bounds else f"{name}: {limit}"
+    return told if goal.variant is None else f"{goal.variant}: {told}"
 
 
 def _judged_at(goal: Goal) -> str:

@@ -21,6 +21,7 @@ from compress.report.flips.excerpt import excerpt
 from compress.report.model.contents import SCHEMA, Contents, JudgedMetric, Stage, Timings
 from compress.report.model.variant import Attention, Confidence, Latency, StoredVectors, TimedAccuracy, Variant, Vectors
 from compress.report.served import served
+from compress.report.variant_goals import judge_variants
 from foundation.artifacts import artifact, document
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
 from foundation.artifacts.exported import Build, Divided
@@ -151,7 +152,8 @@ def settled(report: Contents, limits: Goals) -> Contents:
         report: All of report.json but `goals`, `findings` and `served.reason`.
         limits: The goals of the recipe.
     """
-    report = report.with_(goals=tuple(goals.judge(limits, report)), findings=tuple(goals.findings(limits, report)))
+    judged = (*goals.judge(limits, report), *judge_variants(limits.variants or {}, report))
+    report = report.with_(goals=judged, findings=tuple(goals.findings(limits, report)))
     if report.served is None:
         return report
     return report.with_(served=report.served.with_(reason=decision_of(report).reason))  # which the goals are part of

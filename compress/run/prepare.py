@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -217,12 +217,7 @@ def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) 
     if name == INPUT:
         assert parent is not None, "a stage with a teacher is not the first step"
         return parent
-    return checkpoint_named(name, context.checkpoints)
-
-
-def checkpoint_named(name: str, checkpoints: Mapping[str, Artifact]) -> Artifact:
-    """Returns the checkpoint with this stage id, or the first one for `baseline`."""
-    return next(iter(checkpoints.values())) if name == BASELINE else checkpoints[name]
+    return context.checkpoint(name)
 
 
 def _outside(step: Stage, name: str, context: Context) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compress.run.implicit import Evaluate
-from compress.run.prepare import checkpoint_named, teachers_of
+from compress.run.prepare import teachers_of
 from foundation.artifacts.artifact import Artifact
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage, input_named
@@ -23,7 +23,7 @@ class RunState:
     def before(self, step: Stage) -> RunState:
         """Returns the state that a step starts from; if its `input` names a checkpoint, that one becomes the parent."""
         named = input_named(step)
-        return self if named is None else replace(self, parent=checkpoint_named(named, self.context.checkpoints))
+        return self if named is None else replace(self, parent=self.context.checkpoint(named))
 
     def context_for(self, step: Stage) -> Context:
         """Returns the context of a step: with the teachers of the step."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from foundation.core.config import Config
 
@@ -32,10 +32,29 @@ class LatencyGoal(Config):
     server of this run, from a client on this machine. The report shows both."""
 
 
+class VariantGoals(Config):
+    """Limits for one variant in the first engine of the target, whether or not it is served: for a member of a family, say."""
+
+    max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Maximum drop of the judged metric, as a fraction, against the baseline in torch."""
+    min_speedup: Annotated[float, Field(gt=0)] | None = None
+    """Minimum speed-up at the worst target shape."""
+    over: str | None = None
+    """The variant that `min_speedup` refers to, in the same engine; null: the baseline in torch (fp32, eager)."""
+    max_size_mb: Annotated[float, Field(gt=0)] | None = None
+    """Maximum size of the files that the engine loads, in 10^6 bytes."""
+
+    @model_validator(mode="after")
+    def _has_a_reference_for_a_ratio(self) -> Self:
+        if self.over is not None and self.min_speedup is None:
+            raise ValueError(f"over: {self.over} given without min_speedup, which refers to it: give min_speedup, or leave it out")
+        return self
+
+
 class Goals(Config):
     """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
-    LATER: ClassVar[tuple[str, ...]] = ("max_disagreement",)
+    LATER: ClassVar[tuple[str, ...]] = ("max_disagreement", "variants")
 
     metric: str | None = None
     """The metric that `max_drop`, the headline and the choice of what is served are about: a metric of the task
@@ -61,6 +80,8 @@ class Goals(Config):
     int8_faster: bool | None = None
     """Whether the fastest int8 engine of the last variant must be faster than the fastest float engine of the model it was made of, at the
     largest shape, whichever of them is served. null: the report says so as a finding, and no goal is missed. false: it says nothing."""
+    variants: dict[str, VariantGoals] | None = None
+    """Limits for single variants by the id of their stage, such as each member of a family."""
 
     @field_validator("max_drop")
     @classmethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
 from foundation.core.progress import Progress
+from foundation.core.step_names import BASELINE
 from foundation.core.target import Parallel, Target
 from foundation.data.splits import Data
 from foundation.labels.facts import Facts
@@ -158,3 +159,7 @@ class Context:
     def baseline(self) -> Artifact:
         """The variant that all others are compared with."""
         return next(iter(self.checkpoints.values()))
+
+    def checkpoint(self, name: str) -> Artifact:
+        """Returns the variant with this stage id; `baseline` is the first one, whatever its id."""
+        return self.baseline if name == BASELINE else self.checkpoints[name]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -35,42 +35,58 @@ TOLERANCE = 0.03
 MAX_ROUNDS = 4
 
 
+class Shaped(NamedTuple):
+    """The shape of a model."""
+
+    config: PreTrainedConfig
+    """Transformers config."""
+    sizes: Sizes
+
+
 @dataclass(frozen=True)
 class LatencyBudget:
     """The latency target of one stage, and what has been measured so far."""
 
     timing: Timing
     table: LatencyTable
-    incoming_config: PreTrainedConfig
-    """Transformers config of the incoming model."""
+    reference_config: PreTrainedConfig
+    """Transformers config of the model that a speedup refers to: the incoming model, or the first one of a family."""
+    reference_ms: float
+    """Measured latency of that model."""
     incoming_ms: float
     """Measured latency of the incoming model."""
     target_ms: float | None
     """Latency that the pruned model may take at most; None if the recipe asks for a share of the blocks."""
     relative: bool
-    """Whether the target is a speedup. The incoming model is then timed in the same session as each pruned shape."""
+    """Whether the target is a speedup. The reference is then timed in the same session as each pruned shape."""
     figures: dict[str, Any]
     """Figures for the manifest; each measurement adds a round."""
 
     @classmethod
-    def of(cls, timing: Timing, sizes: Sizes, step: int, target: LatencyTarget | None, speedup: float | None, key: str) -> LatencyBudget:
-        """Measures the incoming model and the latency table of its blocks.
+    def of(
+        cls, timing: Timing, reference: Shaped, incoming: Shaped, step: int, target: LatencyTarget | None, speedup: float | None, key: str
+    ) -> LatencyBudget:
+        """Measures the incoming model, and the latency table of the blocks of the reference.
 
         Args:
-            timing: Measures models on the engine.
-            sizes: Sizes of the incoming model.
+            timing: Measures models of the reference's architecture on the engine.
+            reference: The model that a speedup refers to; it has at least the sizes of the incoming model, which it may be.
+            incoming: The incoming model.
             step: FFN neurons are kept in multiples of this.
             target: Latency that the pruned model may take at most.
-            speedup: Smallest ratio of the incoming latency to the pruned latency.
+            speedup: Smallest ratio of the latency of the reference to the pruned latency.
             key: Key path of the stage, for messages.
         """
-        table, figures = timing.table(sizes, step, key)
-        (incoming_ms,) = timing.of([timing.model.config])
-        predicted = table.predict(sizes)
-        target_ms = target.value if target else incoming_ms / speedup if speedup else None
+        table, figures = timing.table(reference.sizes, step, key)
+        itself = reference is incoming
+        reference_ms, incoming_ms = timing.of([incoming.config]) * 2 if itself else timing.of([reference.config, incoming.config])
+        predicted = table.predict(incoming.sizes)
+        target_ms = target.value if target else reference_ms / speedup if speedup else None
         found = {**figures, "asked_ms": target_ms, "before": {"predicted_ms": predicted, "measured_ms": incoming_ms}, "rounds": []}
         timing.context.progress.log(f"  {timing.label}: {incoming_ms:.3f} ms measured, {predicted:.3f} ms predicted by the table")
-        return cls(timing, table, timing.model.config, incoming_ms, target_ms, speedup is not None, found)
+        if not itself:
+            found["reference_ms"] = reference_ms
+        return cls(timing, table, reference.config, reference_ms, incoming_ms, target_ms, speedup is not None, found)
 
     def sparsity(self, default: float, blocks_ms: float, lowest: float, key: str) -> float:
         """Returns the share of the blocks' latency to remove, as predicted by the table.
@@ -109,12 +125,12 @@ class LatencyBudget:
         from foundation.models.architecture.shapes import with_sizes
 
         small = with_sizes(with_layers(model.config, kept.layers), kept.sizes(sizes), key)
-        incoming, measured = self.timing.of([self.incoming_config, small])
+        reference, measured = self.timing.of([self.reference_config, small])
         predicted = self.table.predict(kept.sizes(sizes))
-        found = self.incoming_ms * measured / incoming if self.relative else measured
+        found = self.reference_ms * measured / reference if self.relative else measured
         target = "" if self.target_ms is None else f", target {self.target_ms:.3f}"
         self.timing.context.progress.log(f"  {self.timing.label}: {found:.3f} ms measured, {predicted:.3f} predicted by the table{target}")
-        self.figures["rounds"].append({"predicted_ms": predicted, "measured_ms": found, "speedup": incoming / measured})
+        self.figures["rounds"].append({"predicted_ms": predicted, "measured_ms": found, "speedup": reference / measured})
         return found
 
     def fit(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.core.config import Config
+from foundation.stage.context import TimedPrecision
 from foundation.stage.stage import ModelStage, is_model
 from foundation.training.settings import Epochs
 from prune.choices import Groups, Recover
@@ -115,6 +116,7 @@ class SparsifySettings(ModelStage):
     """Sets weights in the blocks' matrices to zero; shapes stay the same. Of whole slices `compact` makes speed; others claim none."""
 
     NAME: ClassVar[str] = "sparsify"
+    LATER: ClassVar[tuple[str, ...]] = ("speedup", "precision")
 
     method: Literal["magnitude", "wanda", "sparsegpt", "movement", "lasso"] = "sparsegpt"
     """magnitude: the smallest weights; wanda: the smallest weight times input norm; sparsegpt: those whose removal the other weights
@@ -129,6 +131,11 @@ class SparsifySettings(ModelStage):
     (`block: [R, C]`), or whole heads and slices of neurons (`slices: 32`), which `compact` turns into speed."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of every layer's weights to set to 0. Absent: 0.5; N:M patterns determine it."""
+    speedup: Annotated[float, Field(gt=1, le=1000)] | None = None
+    """Smallest speed-up of the model after `compact`, at the largest shape of the target on its first engine, instead of sparsity: the
+    slices that the loss pays least for per measured millisecond go, over all layers together. For slices."""
+    precision: TimedPrecision = "int8"
+    """Precision in which that engine is timed. int8: as the recipe quantizes."""
     exclude: tuple[str, ...] = ()
     """Layers that stay dense, as name patterns with `*`; each must match a layer."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 128
@@ -158,6 +165,13 @@ class SparsifySettings(ModelStage):
             raise ValueError(f"pattern: {pattern} given; movement supports unstructured or a block")
         if isinstance(pattern, Slices) and self.method not in ("magnitude", "lasso"):
             raise ValueError(f"method: {self.method} given with {pattern}; give magnitude or lasso")
+        if self.speedup is not None and not isinstance(pattern, Slices):
+            given = f"speedup: {self.speedup:g} given with pattern: {pattern}"
+            raise ValueError(f"{given}, whose zeros make no engine faster: give pattern: {{slices: 32}}")
+        if self.speedup is not None and self.sparsity is not None:
+            raise ValueError(f"speedup: given together with sparsity: {self.sparsity:g}; give only one of them")
+        if self.speedup is not None and self.lasso.threshold == "layer":
+            raise ValueError("lasso.threshold: layer given with speedup, which compares the slices of all layers: leave it out")
         if isinstance(pattern, Slices) and self.lasso.threshold == "balanced":
             raise ValueError(f"lasso.threshold: balanced given with {pattern}; give layer or model")
         if self.method == "lasso" and not isinstance(pattern, Blocks | Slices):

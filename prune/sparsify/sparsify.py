@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from foundation.artifacts.artifact import Artifact, write_json, writing
+from foundation.core.errors import InputError
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.origin import Origin
 from foundation.training.history import History
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
     from foundation.training.train import Objective
     from prune.choices import Recover
     from prune.forward_order import Features
+    from prune.latency.budget import LatencyBudget
     from prune.sparsify.curvature import Curvature
     from prune.sparsify.lasso import Penalty
     from prune.sparsify.patterns import Blocks
+    from prune.sparsify.slice_budget import SliceBudget
     from prune.sparsify.slices import Bundle
 
 ZEROED, FIGURES = "zeroed", "zeroed.json"
@@ -59,6 +62,13 @@ class Sparsify(SparsifySettings):
     """Sets weights in the blocks' matrices to zero; shapes stay the same. Of whole slices `compact` makes speed; others claim none."""
 
     VERSION: ClassVar[int] = 5
+
+    def depends(self, context: Context) -> object:
+        """Measured latency depends on the engine and the machine."""
+        if self.speedup is None:
+            return None
+        settings = context.measure_latency.settings if context.measure_latency else None
+        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, passes: Passes, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
@@ -78,10 +88,26 @@ class Sparsify(SparsifySettings):
         from prune.sparsify.settings import LEARNING, RECOVERY
         from prune.sparsify.target_layers import check_reachable, target_layers
 
-        check_reachable(self, target_layers(self, on_meta(config)))
+        model = on_meta(config)
+        check_reachable(self, target_layers(self, model))
+        if self.speedup is not None:
+            self._check_timed(model, context)
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
             if settings is not None:
                 check_recovery(settings, self.training_key(name), config, config, teacher, context)
+
+    def _check_timed(self, model: nn.Module, context: Context) -> None:
+        """Raises if the latency table does not cover a model of this kind."""
+        from foundation.models.architecture.structure import Structure
+        from prune.latency.timing import target_shape
+
+        target_shape(context, None, f"{self.key}.speedup")
+        structure = Structure.of(model, self.key)
+        beyond = "experts" if any(structure.sizes.experts) else "tokens that leave" if structure.sizes.tokens else ""
+        beyond = "two stacks of layers" if len(structure.stacks) > 1 else beyond
+        if beyond:
+            why = f"the latency table does not cover the {beyond} of this model"
+            raise InputError(f"{self.key}.speedup", f"{self.speedup:g} given", why, "give sparsity")
 
     def team(self, processes: Team) -> Team:
         """The first process chooses the zeros; all of them learn and fine-tune."""
@@ -96,7 +122,8 @@ class Sparsify(SparsifySettings):
             `blocks` and `zero_blocks`); `unread` (number of heads and neurons that are never read; null with a `reason` if unknown);
             `unreached` (layers that stay dense, since no calibration row reaches them); `learning` and `recovery` (losses, values on the
             selection split and steps of each training that ran); for lasso `groups` (its metric, and quantiles of the groups' root
-            mean squares in it by layer, before and after training).
+            mean squares in it by layer, before and after training); with `speedup` the `latency` of the compacted model (the table, and
+            predicted and measured latency of every shape tried).
 
         Raises:
             InputError: The model is not a stack of blocks, blocks cannot reach the target sparsity, an input of a layer is not finite, or
@@ -167,18 +194,20 @@ class Sparsify(SparsifySettings):
         check_reachable(self, target_layers(self, model))  # an earlier stage may have made layers smaller than `check` could know
         if isinstance(self.zeros, Slices):
             model = self._with_neurons_sorted(model, source, context)
+        latency = self._latency(model, source, context) if self.speedup is not None else None
         if self.learns:
             broadcast_cut(context.team, Cut(model, source, None), context.scratch)
-            figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
+            figures = self._by_movement(model, source, context) if self.method == "movement" else {}
+            figures = figures or self._by_lasso(model, source, context, latency)
         else:
-            figures = self._in_one_go(model, source, context)
+            figures = self._in_one_go(model, source, context, latency)
         keep_zeros(model)
         with writing(folder) as temporary:
             save(model, source, temporary, "Zeros chosen")
             write_json(temporary / FIGURES, figures)
         return model, figures
 
-    def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, object]:
+    def _in_one_go(self, model: nn.Module, source: Path, context: Context, latency: LatencyBudget | None) -> dict[str, object]:
         """Chooses zeros by a method that does not train."""
         from foundation.machine.device import computing_device
         from prune.calibration import calibration_batches
@@ -188,8 +217,8 @@ class Sparsify(SparsifySettings):
 
         assert not self.learns, self.method
         if isinstance(self.zeros, Slices):
-            self._zero_slices(model, {name: layer.weight.detach() for name, layer in target_layers(self, model).items()})
-            return {"unreached": []}
+            weights = {name: layer.weight.detach() for name, layer in target_layers(self, model).items()}
+            return {"unreached": [], **self._zero_slices(model, weights, latency)}
         layers, pattern = target_layers(self, model.to(computing_device())), self.zeros
 
         def features() -> list[Features]:
@@ -212,7 +241,7 @@ class Sparsify(SparsifySettings):
         extract(model, self.target)
         return {"unreached": [], "learning": _history_figures(history)}
 
-    def _by_lasso(self, model: nn.Module, source: Path, context: Context) -> dict[str, object]:
+    def _by_lasso(self, model: nn.Module, source: Path, context: Context, latency: LatencyBudget | None) -> dict[str, object]:
         """Trains with the penalty, then zeroes the smallest groups."""
         from prune.sparsify.lasso import QUANTILES, balanced_mask, layer_mask, model_masks, pieces, quantiles
         from prune.sparsify.one_shot import zero_gone
@@ -221,10 +250,10 @@ class Sparsify(SparsifySettings):
 
         blocks, settings = self.zeros, self.lasso
         if isinstance(blocks, Slices):
-            history = self._learn(model, source, context)
+            history = self._learn(model, source, context, latency)
             layers = target_layers(self, model)
-            self._zero_slices(model, self._in_metric(model, layers, self._measure(layers, source, context)))
-            return {"unreached": [], "learning": _history_figures(history)}
+            zeroed = self._zero_slices(model, self._in_metric(model, layers, self._measure(layers, source, context)), latency)
+            return {"unreached": [], "learning": _history_figures(history), **zeroed}
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
         measure = self._measure(layers, source, context)
@@ -244,14 +273,48 @@ class Sparsify(SparsifySettings):
         groups = {"metric": settings.metric, "quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
 
-    def _zero_slices(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Zeroes the smallest slices of the model in place, given its weights in the metric."""
+    def _zero_slices(self, model: nn.Module, weights: Mapping[str, Tensor], latency: LatencyBudget | None) -> dict[str, object]:
+        """Zeroes the smallest slices of the model in place, given its weights in the metric; returns the figures of the latency."""
         from prune.sparsify.slices import slice_masks, zero_slices
         from prune.sparsify.target_layers import target_layers
 
-        found = self._bundles(model, weights)
-        together = self.method == "magnitude" or self.lasso.ranking == "model"
-        zero_slices(target_layers(self, model), found, slice_masks(weights, found, self.target, together))
+        layers, found = target_layers(self, model), self._bundles(model, weights)
+        if latency is None:
+            together = self.method == "magnitude" or self.lasso.ranking == "model"
+            zero_slices(layers, found, slice_masks(weights, found, self.target, together))
+            return {}
+        budget = self._slice_budget(model, weights, latency)
+        stays = budget.fit(weights, latency, self._share(budget, latency), model, self.key)
+        zero_slices(layers, found, stays)
+        return {"asked": budget.share_of_zeros(weights, stays), "latency": latency.figures}
+
+    def _latency(self, model: nn.Module, source: Path, context: Context) -> LatencyBudget:
+        """Measures the model and the latency table of its blocks."""
+        from foundation.models.architecture.structure import Structure
+        from prune.latency.budget import LatencyBudget, Shaped
+        from prune.latency.timing import Timing, target_shape
+        from prune.sparsify.patterns import Slices
+
+        assert isinstance(self.zeros, Slices), self.zeros
+        shape = target_shape(context, None, f"{self.key}.speedup")
+        timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
+        shaped = Shaped(model.config, Structure.of(model, self.key).sizes)
+        return LatencyBudget.of(timing, shaped, shaped, self.zeros.lines, None, self.speedup, self.key)
+
+    def _slice_budget(self, model: nn.Module, layers: Collection[str], latency: LatencyBudget) -> SliceBudget:
+        """Returns the slices of the model with what they cost."""
+        from foundation.models.architecture.structure import Structure
+        from prune.latency.cost import LatencyCost
+        from prune.sparsify.patterns import Slices
+        from prune.sparsify.slice_budget import SliceBudget
+
+        assert isinstance(self.zeros, Slices), self.zeros
+        return SliceBudget(LatencyCost(Structure.of(model, self.key), latency.table), self._bundles(model, layers), self.zeros.lines)
+
+    def _share(self, budget: SliceBudget, latency: LatencyBudget) -> float:
+        """Returns the share of the milliseconds of the blocks that remains, as predicted by the table."""
+        total = budget.cost.total()
+        return 1 - latency.sparsity(0.0, total, budget.least_ms / total, f"{self.key}.speedup")
 
     def _bundles(self, model: nn.Module, layers: Collection[str]) -> Sequence[Bundle]:
         """Returns the slices of a model."""
@@ -272,8 +335,11 @@ class Sparsify(SparsifySettings):
         measure = self._measure(layers, source, context) if self.method == "lasso" else None
         return with_neurons_sorted(model, Structure.of(model, self.key), self._in_metric(model, layers, measure), self.key)
 
-    def _learn(self, model: nn.Module, source: Path, context: Context) -> History:
-        """Trains the model in place, with all processes: with scores for its weights (movement), or with the penalty (lasso)."""
+    def _learn(self, model: nn.Module, source: Path, context: Context, latency: LatencyBudget | None = None) -> History:
+        """Trains the model in place, with all processes: with scores for its weights (movement), or with the penalty (lasso).
+
+        Only the first process has measured the latency.
+        """
         from prune.sparsify.lasso import Lasso, pieces
         from prune.sparsify.movement import Movement, insert
         from prune.sparsify.patterns import NM, Blocks, Slices
@@ -294,8 +360,23 @@ class Sparsify(SparsifySettings):
             penalty = self._penalty(layers, shapes, measure)
             if isinstance(pattern, Slices):
                 penalty = replace(penalty, bundles=self._bundles(model, layers))
+            if self.speedup is not None:
+                planned = None if latency is None else self._planned_share(model, layers, measure, latency)
+                penalty = replace(penalty, target=context.team.broadcast_object(planned))  # measured by the first process alone
             wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model, team=context.team)
         return self._train(model, self.learning, source, context, LEARNING, wrap_objective)
+
+    def _planned_share(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Linear],
+        measure: Callable[[nn.Module], Mapping[str, Curvature]] | None,
+        latency: LatencyBudget,
+    ) -> float:
+        """Returns the share of the weights that would go before the training, for the speed that is asked for."""
+        weights = self._in_metric(model, layers, measure)
+        budget = self._slice_budget(model, layers, latency)
+        return budget.share_of_zeros(weights, budget.within(weights, self._share(budget, latency)))
 
     def _penalty(
         self,

@@ -311,6 +311,10 @@ class Goal(Document):
 
     goal: str | None = None
     """Its key in the recipe, such as `max_drop`."""
+    variant: str | None = None
+    """The variant that it limits (`goals.variants`); absent: what is served."""
+    over: str | None = None
+    """For min_speedup of a variant: the variant that it refers to; absent: the baseline in torch."""
     limit: Number | None = None
     """The limit in the recipe."""
     value: Number | None = None

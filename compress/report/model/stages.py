@@ -168,7 +168,7 @@ class Timed(Document):
     measured_ms: Number = 0.0
     """In the engine."""
     speedup: Number | None = None
-    """How many times faster than before."""
+    """How many times faster than before, or than the first model of a family."""
 
 
 class Counts(Document):
@@ -201,6 +201,8 @@ class LatencyTable(Document):
     """Neurons."""
     asked_ms: Number | None = None
     """The latency that was aimed at."""
+    reference_ms: Number | None = None
+    """For a member of a family: latency of the model that the speed-up refers to."""
     before: Timed | None = None
     """The unpruned model."""
     rounds: tuple[Timed, ...] = ()
@@ -298,7 +300,9 @@ class Sparsity(Document):
     sparsity: Number | None = None
     """Share of zeros."""
     asked: Number | None = None
-    """The share that was aimed at."""
+    """The share that was aimed at; with a speed-up, the share that the measured shape needs."""
+    latency: LatencyTable | None = None
+    """Where a speed-up was asked for: the latency table, and the compacted shapes that were timed."""
     layers: tuple[SparseLayer, ...] = ()
     """The layers."""
     groups: Groups = Groups()

@@ -70,7 +70,7 @@ def test_the_stage_warns_where_no_shape_fits(takes: float, warned: bool) -> None
     table = LatencyTable(0.5, 0.1, Curve((1, 2), (0.0, 0.3)), Curve((4, 24), (0.0, 1.0)))
     sizes = Sizes(8, 4, 4, (2,), (2,), (0.5,), (24,), (0,))
     kept = SimpleNamespace(sizes=lambda sizes: sizes)
-    budget = Fits(Engine(), table, None, 3.0, 1.0, False, {"rounds": []})  # type: ignore[arg-type]
+    budget = Fits(Engine(), table, None, 3.0, 3.0, 1.0, False, {"rounds": []})  # type: ignore[arg-type]
     budget.fit(lambda ms: kept, None, sizes, 0.5, 0.1, 1.4, "stages.prune")  # type: ignore[arg-type,return-value]
     assert bool(told.warnings) == warned
     if warned:
@@ -89,5 +89,5 @@ def test_a_choice_is_measured_once() -> None:
 def test_what_is_asked_for_is_read_in_the_units_of_the_table(error: float, share: float) -> None:
     """The table says 3.5 ms for a model that takes `error` times as long."""
     table, nothing = LatencyTable(0.5, 0.1, Curve((1, 2, 4), (0.0, 0.3, 0.4)), Curve((4, 24), (0.0, 1.0))), Any
-    budget = LatencyBudget(nothing, table, nothing, 3.5 * error, share * 3.5 * error, False, {})  # type: ignore[arg-type]
+    budget = LatencyBudget(nothing, table, nothing, 3.5 * error, 3.5 * error, share * 3.5 * error, False, {})  # type: ignore[arg-type]
     assert budget.sparsity(0.9, 3.0, 0.1, "stages.prune.latency_ms") == pytest.approx(1 - (share * 3.5 - 0.5) / 3.0)

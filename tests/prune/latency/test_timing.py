@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import with_layers
 from foundation.models.checkpoint import load
-from foundation.models.own_shape import SHAPE_KEY
 from foundation.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import Timing, table_folder
@@ -22,6 +21,7 @@ from prune.prune import Prune
 from tests.problems import raises_problem
 from tests.prune.small_runs import pruned
 from tests.seldom import seldom
+from tests.without_clocks import blocks_of
 
 pytestmark = pytest.mark.whole
 
@@ -51,10 +51,7 @@ class Engine:
 
 def blocks_in(checkpoint: Path) -> list[tuple[int, int]]:
     """Returns the heads and neurons of each block, as the config says."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    own, depth = config.get(SHAPE_KEY, {}), config["num_hidden_layers"]
-    heads, ffn = ([config[name]] * depth for name in ("num_attention_heads", "intermediate_size"))
-    return list(zip(own.get("heads", heads), own.get("ffn", ffn), strict=True))
+    return blocks_of(json.loads((checkpoint / "config.json").read_text()))
 
 
 WHOLE = 0.5 + 3 * (0.1 + 0.8 + 0.24)
