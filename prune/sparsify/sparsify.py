@@ -361,7 +361,7 @@ class Sparsify(SparsifySettings):
             if isinstance(pattern, Slices):
                 penalty = replace(penalty, bundles=self._bundles(model, layers))
             if self.speedup is not None:
-                planned = None if latency is None else self._planned_share(model, layers, measure, latency)
+                planned = self.target if latency is None else self._planned_share(model, layers, measure, latency)
                 penalty = replace(penalty, target=context.team.broadcast_object(planned))  # measured by the first process alone
             wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model, team=context.team)
         return self._train(model, self.learning, source, context, LEARNING, wrap_objective)
