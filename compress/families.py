@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foundation.core.errors import Problem, nearest
 from foundation.core.step_names import BASELINE
 from foundation.stage.stage import Stage
-from prune.prune import Prune
 
 TOKEN_WEIGHT = 1.0
 """Weight of the loss on hidden states, next to the logits."""
@@ -55,8 +55,8 @@ def expand(entries: object, kinds: Mapping[str, type[Stage]]) -> object:
         if source in made:
             made[own] = {suffix: f"{own}-{suffix}" for suffix in made[source]}
             stages += [{name: _repeated(body, own, suffix, source, made)} for suffix in made[source]]
-        elif _family(name, body) is not None:
-            members, made[own] = _members(own, source, body)
+        elif (whole := _family(kind, body)) is not None:
+            members, made[own] = _members(own, source, whole, body)
             stages += members
         else:
             stages.append(entry)
@@ -74,38 +74,38 @@ def _parts(entry: object) -> tuple[str, dict[str, Any]]:
     return (str(name), dict(body or {})) if isinstance(body, dict | None) else ("", {})
 
 
-def _family(name: str, body: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Returns the speed-ups of a stage that is a family; None for other stages, and for one that the check of the stages refuses."""
-    if name != Prune.NAME or body.get("family") is None:
+def _family(kind: type[Stage], body: Mapping[str, Any]) -> Any:
+    """Returns a stage that is a family; None for other stages, and for one that the check of the stages refuses."""
+    if "family" not in kind.model_fields or body.get("family") is None:
         return None
     try:
-        return Prune.model_validate(body).family
+        return kind.model_validate(body)
     except ValidationError:
         return None
 
 
-def _members(own: str, source: str, body: Mapping[str, Any]) -> tuple[list[object], Members]:
+def _members(own: str, source: str, whole: Any, body: Mapping[str, Any]) -> tuple[list[object], Members]:
     """Returns the stages of a family, and the id that makes each member.
 
     Args:
         own: The id of the stage.
         source: The id of the model that it takes.
-        body: Its settings.
+        whole: The stage, a `prune.prune.Prune`.
+        body: Its settings as the recipe gives them.
     """
-    stage = Prune.model_validate(body)
-    pruned = [speedup for speedup in stage.family or () if speedup > 1]
+    pruned = [speedup for speedup in whole.family if speedup > 1]
     shared = {"measure": "latency", **{key: value for key, value in body.items() if key not in ("family", "input")}}
-    if stage.recover is not None:
+    if whole.recover is not None:
         given = dict(body.get("recover") or {})
-        by_layer = {"heads", "ffn", "vocabulary"} >= set(stage.granularity) and not set(given) & set(LOSSES)
+        by_layer = {"heads", "ffn", "vocabulary"} >= set(whole.granularity) and not set(given) & set(LOSSES)
         losses = {"hidden_weight": TOKEN_WEIGHT} if by_layer else {}
-        shared["recover"] = {**losses, **given, "epochs": stage.recover.epochs / len(pruned)}
-    made = {_suffix(speedup): f"{own}-{_suffix(speedup)}" if speedup > 1 else source for speedup in stage.family or ()}
+        shared["recover"] = {**losses, **given, "epochs": whole.recover.epochs / len(pruned)}
+    made = {_suffix(speedup): f"{own}-{_suffix(speedup)}" if speedup > 1 else source for speedup in whole.family}
     members, parent, so_far = list[object](), source, 1.0
     for number, speedup in enumerate(pruned, 1):
         place = {"of": source, "so_far": so_far, "number": number, "count": len(pruned)}
         identity = made[_suffix(speedup)]
-        members.append({Prune.NAME: {**shared, "id": identity, "input": parent, "speedup": speedup, "member": place}})
+        members.append({whole.NAME: {**shared, "id": identity, "input": parent, "speedup": speedup, "member": place}})
         parent, so_far = identity, speedup
     return members, made
 
@@ -126,7 +126,18 @@ def _suffix(speedup: float) -> str:
     return f"{speedup:g}x".replace(".", "_")
 
 
-def unknown_references(stage: Stage, ids: Sequence[str]) -> list[str]:
-    """Returns the model that the speed-up of a stage refers to, where no earlier stage makes it."""
+def check_member(stage: Stage, known: Sequence[str]) -> list[Problem]:
+    """Returns the problems of a stage as the member of a family: it is a family of the members of another, or no stage makes the model that
+    its speed-up refers to.
+
+    Args:
+        stage: A stage of a recipe whose families are expanded.
+        known: The ids of the models before it, and baseline.
+    """
+    if getattr(stage, "family", None) is not None:
+        given, why = "given for the members of another family", "each of them would be a family"
+        return [Problem(f"stages.{stage.id}.family", given, why, "give both lists as one, or another `input:`")]
     member = getattr(stage, "member", None)
-    return [] if member is None or member.of in (BASELINE, *ids) else [member.of]
+    if member is None or member.of in known:
+        return []
+    return [Problem(f"stages.{stage.id}.member.of", f"{member.of!r} given", f"{', '.join(known)} is allowed{nearest(member.of, known)}")]

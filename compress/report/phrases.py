@@ -188,7 +188,7 @@ def goal_name(goal: Goal, metric: str | None) -> str:
     bounds: dict[str, Callable[[], str]] = {
         "max_drop": lambda: _drop_name(limit, metric),
         "max_disagreement": lambda: f"Other answers than the original's at most {100 * limit:.4g}{SPACE}%",
-        "min_speedup": lambda: f"Speed-up over {goal.over or 'torch'} of at least {ratio(limit)}",
+        "min_speedup": lambda: f"Speed-up {f'over {goal.over}' if goal.over else 'over torch'} of at least {ratio(limit)}",
         "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms{_judged_at(goal)}",
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
         "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",

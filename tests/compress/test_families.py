@@ -116,6 +116,12 @@ def test_states_of_every_token_teach_unless_other_losses_are_named(settings: dic
     assert first.recover.hidden_weight == hidden_weight
 
 
+def test_a_family_of_a_family_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        stages_of({"prune": {"family": [2, 3]}}, {"prune": {"id": "again", "family": [4, 5]}})
+    assert [line.split(":")[0] for line in caught.value.lines] == ["stages.again-2x.family", "stages.again-3x.family"]
+
+
 def test_a_family_without_training() -> None:
     assert [stage.recover for stage in stages_of({"prune": {"family": [2, 3], "recover": None}})] == [None, None]
 
