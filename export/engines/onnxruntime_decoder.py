@@ -136,8 +136,11 @@ class OnnxRuntimeDecoder:
     def predict(self, features: Features) -> Logits:
         """Returns the logits of every position, float32 [n, L, V]."""
         ids, texts = np.asarray(features["input_ids"], np.int64), self._decoder.texts()
-        half = ids.shape[1] // 2
-        return np.concatenate([texts.forward(part) for part in (ids[:, :half], ids[:, half:]) if part.shape[1]], axis=1)
+        half, logits = ids.shape[1] // 2, np.empty((*ids.shape, self._decoder.vocabulary), np.float32)
+        for part in (slice(half), slice(half, None)):
+            if ids[:, part].shape[1]:
+                texts.forward(ids[:, part], logits[:, part])
+        return logits
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node, by the session's optimized graph and by what such products compute here."""

@@ -195,9 +195,12 @@ class OpenVinoGenai:
         """Returns the logits of every position, float32 [n, L, V]."""
         ids = features["input_ids"]
         self._request.reset_state()
-        half = ids.shape[1] // 2
-        parts = [self._forward(ids[:, :stop], start) for start, stop in ((0, half), (half, ids.shape[1])) if stop > start]
-        return np.concatenate(parts, axis=1)
+        half, vocabulary = ids.shape[1] // 2, self._model.output("logits").get_partial_shape()[2].get_length()
+        logits: Logits = np.empty((*ids.shape, vocabulary), np.float32)
+        for start, stop in ((0, half), (half, ids.shape[1])):
+            if stop > start:
+                self._forward(ids[:, :stop], start, logits[:, start:stop])
+        return logits
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the runtime model; int8 where both sides of the product are integers."""
@@ -231,17 +234,18 @@ class OpenVinoGenai:
     def _request(self) -> Request:
         return Request(self._compiled)
 
-    def _forward(self, seen: Array, start: int) -> Logits:
-        """Returns the logits of tokens from position `start` on; those before are in the cache."""
+    def _forward(self, seen: Array, start: int, logits: Logits) -> None:
+        """Writes the logits of tokens from position `start` on into `logits`; the tokens before are in the cache."""
         rows, length = seen.shape
         positions = np.arange(start, length, dtype=np.int64)
-        return self._request.infer(
+        self._request.infer(
             {
                 "input_ids": np.asarray(seen[:, start:], np.int64),
                 "attention_mask": np.ones((rows, length), np.int64),
                 "position_ids": np.tile(positions, (rows, 1)),
                 "beam_idx": np.arange(rows, dtype=np.int32),
-            }
+            },
+            logits,
         )
 
     @cached_property

@@ -126,15 +126,26 @@ class Texts:
         """Appends one token to each of the first r texts; returns the logits of the next ones, float32 [r, V]."""
         return self._run(tokens[:, None], 0, [1] * len(tokens), range(len(tokens)), self._before * (len(tokens) % 2))
 
-    def forward(self, tokens: NDArray[np.int64]) -> Logits:
-        """Appends tokens [b, n] to all texts, which have equally many; to b new ones where there are none. Returns logits [b, n, V]."""
+    def forward(self, tokens: NDArray[np.int64], out: Logits | None = None) -> Logits:
+        """Appends tokens to all texts, which have equally many; to b new texts where there are none.
+
+        Args:
+            tokens: Token ids [b, n].
+            out: Where the logits go, float32 [b, n, V]; default: a new array.
+
+        Returns:
+            The logits [b, n, V].
+        """
         rows, count = tokens.shape
+        logits: Logits = np.empty((rows, count, self._decoder.vocabulary), np.float32) if out is None else out
         if not self.lengths:
             self.lengths = [0] * rows
-            logits = self._run(tokens, 0, [count] * rows, range(rows * count))
-            return logits.reshape(rows, count, self._decoder.vocabulary)
+            logits[...] = self._run(tokens, 0, [count] * rows, range(rows * count)).reshape(logits.shape)
+            return logits
         # after other tokens, the attention of ONNX Runtime takes several tokens only of one text
-        return np.stack([self._run(tokens[row : row + 1], row, [count], range(count)) for row in range(rows)])
+        for row in range(rows):
+            logits[row] = self._run(tokens[row : row + 1], row, [count], range(count))
+        return logits
 
     def keep(self, order: Sequence[int] | NDArray[np.int32]) -> None:
         """Reorders the texts: text i becomes text order[i]. A text that is missing is dropped, a text that occurs twice is duplicated."""

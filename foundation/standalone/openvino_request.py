@@ -75,13 +75,17 @@ class Request:
             self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
             self._lent[name] = array
 
-    def infer(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def infer(self, inputs: Mapping[str, NDArray[Any]], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Runs the model on inputs, and on those that are bound; returns a copy of its first output.
+
+        Args:
+            inputs: Arrays by the names of inputs.
+            out: Where the copy goes, of the shape of the output; default: a new array.
 
         Raises:
             RuntimeError: As for `bind`.
             TypeError: An array has another type than an input whose shape is known; int64 goes into int32.
-            ValueError: It has another shape.
+            ValueError: It, or `out`, has another shape.
             KeyError: An input of a known shape is missing.
         """
         copied: set[str] = set()
@@ -94,7 +98,13 @@ class Request:
         self.bind({name: values for name, values in inputs.items() if name not in copied})
         self._request.start_async()
         self._request.wait()
-        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
+        found = self._request.get_output_tensor(0).data
+        if out is None:
+            return np.array(found, dtype=np.float32)
+        if out.shape != found.shape:  # a single row would be repeated
+            raise ValueError(f"out: shape {list(out.shape)} given; the output has {list(found.shape)}")
+        np.copyto(out, found)
+        return out
 
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Returns copies of all outputs of the last run, by each of their names."""
