@@ -20,6 +20,9 @@ With `tensor_parallel` the last variant is divided over ranks, too (`export.divi
 A float build that an earlier export of the store has made is taken from there (`export.reuse`).
 `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
+With `zeros: auto` the graph of a build multiplies without the inputs and outputs of a matrix that are all 0, where that is faster
+(`export.product_times`).
+
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
 """
 
@@ -38,7 +41,7 @@ from foundation.artifacts import exported
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
 from foundation.artifacts.store import BUILD
 from foundation.core.arrays import Array
-from foundation.core.engines import ENGINES
+from foundation.core.engines import ENGINES, REFERENCE
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.models.folder import Checkpoint
@@ -67,7 +70,7 @@ class Export(Stage):
     VERSION: ClassVar[int] = 12
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
-    LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel")
+    LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel", "zeros")
 
     variants: Literal["ends", "all"] = "ends"
     """ends: the baseline, the last variant (of each branch, if the recipe has branches), and the float variant that it was quantized from;
@@ -93,6 +96,10 @@ class Export(Stage):
     """With `tensor_parallel`: whether each device holds some experts of a mixture whole, instead of a part of every expert. It then has to
     divide their number, and not their neurons."""
 
+    zeros: Literal["multiply", "auto"] = "multiply"
+    """What graphs do with inputs and outputs of a matrix whose weights are all 0. multiply: they are multiplied like the others. auto: the
+    product leaves them out where the first engine of the target is faster by that, as measured for each size; the answers are the same."""
+
     @model_validator(mode="after")
     def _deals_out_to_several(self) -> Self:
         if self.expert_parallel and self.tensor_parallel == 1:
@@ -114,6 +121,7 @@ class Export(Stage):
         from export.generation.questions import KEY, read_questions
 
         self._check_precision(context)
+        self._check_zeros(context)
         _check_cache(config, context)
         if self.generation.batch_invariant:
             _check_invariant(config, context, self._key("generation.batch_invariant"))
@@ -125,6 +133,16 @@ class Export(Stage):
             read_questions(self.generation.questions)
             if not context.facts.generates or config.is_encoder_decoder:
                 raise InputError(KEY, f"given for {context.task}", "a decoder that answers is asked questions", "leave it out")
+
+    def _check_zeros(self, context: Context) -> None:
+        """Raises if products without zeros cannot be timed on the first engine."""
+        from export.engines.registry import engine_module
+
+        engine, target = context.target.engines[0], context.target
+        built = engine != REFERENCE and engine_module(engine).reads_graph() and not context.facts.two_towers
+        if self.zeros == "auto" and not (built and target.device == "cpu"):
+            why = f"products are timed on a CPU, in an engine that is built from the graph of one model; {engine} comes first here"
+            raise InputError(self._key("zeros"), "auto given", why, "give multiply")
 
     def _check_precision(self, context: Context) -> None:
         from export.builds import computes_bf16, has_half_graphs
@@ -168,7 +186,7 @@ class Export(Stage):
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
             exporter = TowersExporter if context.facts.two_towers else Exporter
-            make = partial(exporter, build, context, out, self.float_precision, answers, agreement, graphs)
+            make = partial(exporter, build, context, out, self.float_precision, answers, agreement, graphs, self.zeros)
             entries.append(reuse.entry(build, make))
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
@@ -192,7 +210,8 @@ class Export(Stage):
     def _reuse(self, context: Context, out: Path, answers: dict[Request, Array]) -> Reuse:
         from export.reuse import Reuse
 
-        return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
+        zeros = [] if self.zeros == "multiply" else [self.zeros]
+        return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json"), *zeros])
 
     def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
         """Yields the builds, and last those in 16 bits; which half that is in half graphs is read off the fp32 build, made by then."""
