@@ -11,7 +11,7 @@ from foundation.core.step_names import BASELINE
 from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.settings import Epochs, LearningRate, Passes, TrainingSettings
 
-Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
+Granularity = Literal["heads", "ffn", "hidden", "width", "layers", "vocabulary", "experts"]
 """Units that are pruned."""
 Groups = Literal["rows", "columns", "both"]
 """Which rows and columns of a block are groups of weights (`prune.sparsify.lasso`)."""

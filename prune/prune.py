@@ -93,6 +93,7 @@ class Prune(PruneSettings):
         from prune.masks.learned import as_trained, check_learned
         from prune.methods import is_learned
         from prune.recovery import check_recovery
+        from prune.width.principal import try_width
 
         key, facts = self.key, context.facts
         if self.family is not None:
@@ -115,6 +116,8 @@ class Prune(PruneSettings):
             )
         if self.tokens is not None:
             self._check_tokens_leave(config, context, plan)
+        if "width" in self.granularity:
+            try_width(config, key)
         if self.recover is not None:
             self._check_shared(context.team.tensor)
             after = self._after(config, plan) if self.recover.named or self.tokens else config

@@ -61,8 +61,9 @@ class PruneSettings(ModelStage):
     precision: TimedPrecision = "int8"
     """Precision in which that engine is timed. int8: as the recipe quantizes."""
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
-    """Units to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), layers,
-    experts; vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
+    """Units to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), width (the
+    same, projected onto the principal components of its activations first; for models whose norms lie in the branches), layers, experts;
+    vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
     """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
     divisible_by: Annotated[int, Field(ge=2, le=1024)] | None = None
@@ -120,7 +121,7 @@ class PruneSettings(ModelStage):
             raise ValueError(f"{targets[0]}: given together with {targets[1] if len(targets) > 1 else 'sparsity'}; give only one of them")
         if targets and self.measure != "latency":
             raise ValueError(f"{targets[0]}: given with measure: {self.measure}; give measure: latency")
-        beyond = [name for name in ("hidden", "experts") if name in self.granularity]
+        beyond = [name for name in ("hidden", "width", "experts") if name in self.granularity]
         if self.measure == "latency" and beyond:
             raise ValueError(f"measure: latency given; the latency table does not cover {beyond[0]}: give macs or parameters")
         if is_learned(self.method) and "experts" in self.granularity:
@@ -138,17 +139,31 @@ class PruneSettings(ModelStage):
             raise ValueError(
                 f"sparsity: {self.sparsity:g} given; the vocabulary is not part of the blocks: give sparsity: 0, or add heads, ffn"
             )
-        if self.protect and set(self.granularity) <= {"hidden", "vocabulary"}:
+        if self.protect and set(self.granularity) <= {"hidden", "width", "vocabulary"}:
             raise ValueError("protect: given, but channels and tokens run through all modules, so none can be protected: leave it out")
         if "experts" in self.granularity and self.measure != "parameters":
             raise ValueError("measure: macs given; pruning experts does not change how many a token visits: give parameters")
         self._check_tokens()
+        self._check_width()
         self._check_family()
         if is_model(self.teacher):
             raise ValueError(f"teacher: {self.teacher!r} given; allowed are baseline, input or the id of an earlier stage")
         if self.schedule == "cubic" and self.recover is None:
             raise ValueError("schedule: cubic fine-tunes between its iterations; give recover, or schedule: one_shot")
         return self
+
+    def _check_width(self) -> None:
+        """Raises if the residual stream is projected in a way that something else does not follow."""
+        from prune.methods import is_learned, scored
+
+        if "width" not in self.granularity:
+            return
+        if "hidden" in self.granularity:
+            raise ValueError("granularity: hidden and width given; both make the residual stream narrower: give one of them")
+        if is_learned(self.method):
+            raise ValueError(f"method: {self.method} given with width, which needs no masks: give {scored()}, or hidden")
+        if self.recover is not None and (self.recover.hidden_weight or self.recover.named):
+            raise ValueError("recover: losses on states given with width, whose channels are none of the teacher's: leave them out")
 
     def _check_family(self) -> None:
         """Raises if the members of a family cannot be told apart, or a member has no target."""
@@ -234,7 +249,8 @@ class PruneSettings(ModelStage):
                 "leave ffn out",
             )
         protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
-        limits = Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key, self.divisible_by or 1)
+        units: tuple[Granularity, ...] = tuple("hidden" if name == "width" else name for name in self.granularity)
+        limits = Limits(units, self.multiple_of, protected, blocks, self.target_key, self.divisible_by or 1)
         self._check_divisible(structure, limits)
         return limits
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, broadcast_cut, received, tuples
 from prune.tokens.significance import significance
 from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.width.principal import principal, project, prove_width
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -134,6 +135,10 @@ class Steps:
                 figures["layer_losses"] = scores.layers.tolist()
                 self.context.progress.log(f"  loss without each layer: {', '.join(f'{value:.4g}' for value in figures['layer_losses'])}")
             allocate = self.allocation(model, structure, scores, figures)
+        basis = None
+        if "width" in stage.granularity:
+            basis = principal(model, structure, batches(f"{self.name}: principal components"), key)
+            scores = replace(scores, hidden=basis.variances_D)
         learned = stage.method == "joint"
 
         def choose(budget: float) -> KeptUnits:
@@ -147,6 +152,10 @@ class Steps:
         prove(model, structure, kept, next(iter(batches(""))), key)
         if stage.least_squares:
             update(model, structure, kept, batches(f"{self.name}: least squares"))
+        if basis is not None:
+            features = next(iter(batches(""))).features
+            prove_width(model, structure, basis, features, key)
+            project(model, structure, basis, len(kept.hidden), features)
         left = origin.after(kept.layers, kept.hidden, kept.query_heads(structure.sizes))
         return shrink(model, structure, kept, key), left, figures
 
