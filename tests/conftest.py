@@ -1,15 +1,13 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
-import functools
+import atexit
 import gc
 import os
-import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,9 +42,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """Libraries that count their objects at the end find none left."""
-    gc.unfreeze()
+atexit.register(gc.unfreeze)  # after pytest's last two looks; libraries that count their objects at the end find none left
 
 
 def pytest_runtest_setup() -> None:
@@ -55,18 +51,6 @@ def pytest_runtest_setup() -> None:
     if torch.cuda.is_initialized():  # `torch.manual_seed` would format two stacks for devices that are not
         torch.cuda.manual_seed_all(0)
     np.random.seed(0)  # what libraries draw from
-    _share_what_the_exporter_looks_up()
-
-
-def _share_what_the_exporter_looks_up() -> None:
-    """Lets all graphs share what torch knows of ONNX and of its own operators, once its exporter is loaded."""
-    registry: Any = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
-    if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
-        registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
-    operators: Any = sys.modules.get("torch._export.utils")
-    listed = getattr(operators, "_materialize_cpp_cia_ops", None)
-    if listed is not None and not hasattr(listed, "cache_info"):  # asked fifty times a trace; no test registers operators
-        operators._materialize_cpp_cia_ops = functools.cache(listed)
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +83,7 @@ def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iter
             "compress.run.speed.measured",
             lambda threads: Speed(macs_per_s=1e10 * threads, trained_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9),
         )
+        patch.setattr("compress.run.bandwidth.ARRAY_BYTES", 2**16)
         yield
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -62,8 +63,13 @@ def start(command: Sequence[str], **settings: Any) -> Any:
 
 
 @contextmanager
-def inside() -> Iterator[None]:
-    """Opens engines in this process as long as it lasts."""
+def inside(outside: Collection[int] = ()) -> Iterator[None]:
+    """Opens engines in this process as long as it lasts. Those whose numbers are in `outside`, counted from 0, get processes."""
+    numbers = count()
+
+    def chosen(command: Sequence[str], **settings: Any) -> Any:
+        return (spawn if next(numbers) in outside else start)(command, **settings)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foundation.measure.engine_process.spawn", start)
+        patch.setattr("foundation.measure.engine_process.spawn", chosen)
         yield

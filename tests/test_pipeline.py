@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +27,6 @@ from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import locked, open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
-from foundation.machine.process import spawn
 from foundation.measure import latency
 from foundation.measure.fastest import FAR, NEGLIGIBLE_MS
 from foundation.measure.race import BLOCKS
@@ -72,11 +71,10 @@ def finished(recipe: Recipe, events: BytesIO, tmp_path_factory: pytest.TempPathF
         return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=EventProgress(EventStream(events)))
 
 
-def in_processes(measure: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function whose engines open in processes of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foundation.measure.engine_process.spawn", spawn)
-        return measure(*arguments)
+def in_processes(measure: Callable[..., Any], jobs: Sequence[Any], *arguments: Any) -> Any:
+    """Calls a function whose engines open in processes of their own, but for the second in torch, which takes seconds to start."""
+    with inside(outside=[number for number, job in enumerate(jobs) if number == 0 or job.labels["engine"] != "torch"]):
+        return measure(jobs, *arguments)
 
 
 @pytest.fixture

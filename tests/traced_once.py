@@ -33,10 +33,11 @@ from onnx import numpy_helper
 from torch import nn
 
 from export.graph import small_terms
+from tests import quick_traces
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "numpy")
-SOURCES = ("export/graph", "foundation/models", "foundation/schemes", "tests/traced_once.py")
+SOURCES = ("export/graph", "foundation/models", "foundation/schemes", "tests/traced_once.py", "tests/quick_traces.py")
 """What runs while a model is traced, but for the modules of the model."""
 SIMPLE = (bool, int, float, str, tuple, list, type(None))
 LARGEST = 16_000_000
@@ -68,6 +69,7 @@ def traced_once(folder: Path) -> Iterator[None]:
             if known.is_file():
                 graph, places = pickle.loads(known.read_bytes())
                 return with_weights(onnx.load_from_string(graph), places, weights)
+        quick_traces.share()
         traced = export(model, example, **settings)
         graph, places = traced.SerializeToString(), places_of(traced, model, apart)
         _write(file, (graph, {}))

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.whole
 
 @pytest.fixture(autouse=True)
 def _engines_inside() -> Iterator[None]:
-    """What is exported for all tests comes from processes; what one test exports for itself need not."""
+    """Of what is exported for all tests the first engines are processes; what one test exports for itself needs none."""
     with inside():
         yield
 
@@ -53,7 +53,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 @pytest.fixture(scope="module")
 def exported(context: Context, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("out")
-    figures = Export(id="export").run(context.checkpoints["quantize"], answered(context), out)
+    with inside(outside=range(4)):  # one of each engine and mode, and one in integers
+        figures = Export(id="export").run(context.checkpoints["quantize"], answered(context), out)
     assert json.loads(json.dumps(figures)) == figures
     return out, json.loads((out / "export.json").read_text())
 
