@@ -90,6 +90,8 @@ class Binary:
     """How often each instruction stands in the machine code, by its full name."""
     hot_loop: Counter[str]
     """The same of the hot loop; empty if there is no loop."""
+    ending: Counter[str]
+    """The same of what follows the last matrix instruction: how the outputs are ended and stored. Empty if there is none."""
 
     @property
     def spills(self) -> int:
@@ -151,6 +153,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
         tensor_memory_columns=metadata.tmem_size or 0,
         instructions=Counter(name for _, name, _ in _instructions(lines)),
         hot_loop=_hot_loop(lines),
+        ending=_ending(lines),
     )
 
 
@@ -187,6 +190,13 @@ def _instructions(lines: list[str]) -> list[tuple[int, str, str]]:
     """Returns address, name and operands of every instruction."""
     found = [INSTRUCTION.match(line) for line in lines]
     return [(int(match[1], 16), match[2], match[3]) for match in found if match]
+
+
+def _ending(lines: list[str]) -> Counter[str]:
+    """Returns the instructions behind the last matrix instruction, without padding (NOP)."""
+    names = [name for _, name, _ in _instructions(lines)]
+    matrix = [at for at, name in enumerate(names) if name.startswith((*INT8_MATRIX, *FP16_MATRIX))]
+    return Counter(name for name in names[matrix[-1] + 1 :] if not name.startswith("NOP")) if matrix else Counter()
 
 
 def _hot_loop(lines: list[str]) -> Counter[str]:

@@ -3,6 +3,8 @@
     python -m benchmarks.gpu.figures FILE            everything, on a GPU
     python -m benchmarks.gpu.figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
     python -m benchmarks.gpu.figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
+    python -m benchmarks.gpu.figures FILE --only rivals    BERT-large against torch eager, compiled, on packed rows, and torchao
+    python -m benchmarks.gpu.figures FILE --only rivals --rehearse    the same of a tiny model on a CPU, with TRITON_INTERPRET=1
 
 FILE (JSON) holds `checked`. Where times are taken, it also holds `device`, `versions`, `peak`, `kernels`, `sparse` (from `measurements`),
 `packed` (from `squad`) and `shapes` (from `against_torch`). What failed has a `reason`.
@@ -14,12 +16,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
+from benchmarks.gpu import rivals
 from benchmarks.gpu.against_torch import compare_with_torch
 from benchmarks.gpu.cases import EVERY
 from benchmarks.gpu.gelu import gelu_figures
@@ -27,8 +32,8 @@ from benchmarks.gpu.measurements import BROKEN, checked, int8_peak, line, pairs_
 from benchmarks.gpu.peaks import Gpu as Peaks
 from benchmarks.gpu.peaks import named
 from benchmarks.gpu.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
-from benchmarks.gpu.timing import OnGpu
-from export.fused.graphs import record_on_gpu
+from benchmarks.gpu.timing import OnGpu, OnHost
+from export.fused.graphs import Recording, record_on_gpu
 from export.fused.tuning import tuner
 from foundation.artifacts.artifact import write_json
 
@@ -60,6 +65,32 @@ def gelu_alone() -> dict[str, Any]:
     return found
 
 
+class Once:
+    """Stands for a recording in a rehearsal: the pass runs once, in the interpreter."""
+
+    def __init__(self, work: Callable[[], Tensor]) -> None:
+        self._output = work()
+
+    def replay(self) -> Tensor:
+        """Returns what the pass returned."""
+        return self._output
+
+
+def rivals_alone(rehearsed: bool) -> dict[str, Any]:
+    """Returns what `rivals` measures, and prints its table."""
+    if rehearsed:
+        record: Callable[[Callable[[], Tensor]], Recording] = Once
+        machine = Machine(torch.device("cpu"), record, lambda: None, dtype=torch.float32)
+        found = {"device": "cpu, a rehearsal", **rivals.rehearsed(machine, OnHost())}
+    else:
+        device = torch.device("cuda")
+        machine = Machine(device, record_on_gpu, torch.cuda.synchronize, tuner(device))
+        found = {"device": torch.cuda.get_device_name(), **rivals.on_gpu(machine, OnGpu(), squad_lengths(QUERIES))}
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
+    print(rivals.table(found))
+    return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in rivals.verdicts(found)]}
+
+
 def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
     """Returns the int8 peak in tera-operations per second: `published` (None where the GPU is not in the table), `measured`, `source`."""
     told = f"data sheet of {peaks.name}" if peaks is not None else "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
@@ -83,27 +114,36 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
     return found
 
 
+def _measured(given: argparse.Namespace, device: str) -> dict[str, Any]:
+    if given.check:
+        return {"checked": checked(device)}
+    if given.only == "rivals":
+        return rivals_alone(given.rehearse)
+    return gelu_alone() if given.only == "gelu" else figures()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Writes the file; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.figures", description="Checks and times the kernels on a GPU.")
     parser.add_argument("file", type=Path, help="JSON that is written")
     parser.add_argument("--check", action="store_true", help="check the answers alone")
-    parser.add_argument("--only", choices=["gelu"], help="measure this alone")
+    parser.add_argument("--only", choices=["gelu", "rivals"], help="measure this alone")
+    parser.add_argument("--rehearse", action="store_true", help="with --only rivals: a tiny model on the CPU")
     given = parser.parse_args(arguments)
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
-    if not torch.cuda.is_available() and not (given.check and interprets):
+    if given.rehearse and given.only != "rivals":
+        print("figures: --rehearse given without --only rivals; nothing else is rehearsed", file=sys.stderr)
+        return 2
+    if not torch.cuda.is_available() and not ((given.check or given.rehearse) and interprets):
         print(
-            "figures: torch finds no NVIDIA GPU that it can use; with --check and TRITON_INTERPRET=1 none is needed",
+            "figures: torch finds no NVIDIA GPU that it can use; with --check or --rehearse, and TRITON_INTERPRET=1, none is needed",
             file=sys.stderr,
         )
         return 2
     if given.only is not None and given.check:
         print("figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
         return 2
-    write_json(
-        given.file,
-        gelu_alone() if given.only == "gelu" else {"checked": checked("cpu" if interprets else "cuda")} if given.check else figures(),
-    )
+    write_json(given.file, _measured(given, "cpu" if interprets else "cuda"))
     return 0
 
 

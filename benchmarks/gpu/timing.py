@@ -9,6 +9,7 @@ The GPU is a parameter: what is counted and when is tested with a clock that is 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -60,6 +61,24 @@ class OnGpu:
     def milliseconds(self, begin: Any, end: Any) -> float:
         """Returns the time between two events."""
         return float(begin.elapsed_time(end))
+
+
+class OnHost:
+    """The clock of the host, for rehearsals without a GPU."""
+
+    def clear(self) -> None:
+        """There is no cache to empty."""
+
+    def mark(self) -> float:
+        """Returns the time."""
+        return time.perf_counter()
+
+    def wait(self) -> None:
+        """There is no queue."""
+
+    def milliseconds(self, begin: float, end: float) -> float:
+        """Returns the time between two marks."""
+        return 1000 * (end - begin)
 
 
 def in_turns(works: Mapping[str, Callable[[], Any]], gpu: Gpu) -> dict[str, list[float]]:

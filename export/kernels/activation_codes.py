@@ -2,52 +2,53 @@
 
 Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
 
-    exact       erf of CUDA; (f(y) / s) by IEEE division
-    branchless  the same bits: the quotient by a reciprocal and two corrections, which needs no branch
-    logistic    share = 1 / (1 + 2^e),          e = -log2(e) y (c0 + c1 y^2 + .. + c4 y^8)
+    exact       erf of CUDA; the quotient as by IEEE division (`rounding`)
+    fitted      share = 1 / (1 + 2^e),          e = -log2(e) y (c0 + c1 y^2 + .. + c6 y^12)
+    logistic    the same with c0 to c4 of its own
     tanh        share = 1/2 + tanh(t) / 2,      t = y (d0 + d1 y^2) / 2
                 then code = rint(y (1 / s) share), rounded once: one fused multiply-add onto 1.5 * 2^23
 
-The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by the effect of an error on y Phi(y): at most 3.1e-6 with five
-coefficients and 2.8e-4 with two. Both grow with |y| without an end, so that the share is 0 or 1 far out. SiLU needs none: e = -log2(e) y.
+The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by the effect of an error on y Phi(y): at most 7.0e-8 with seven
+coefficients (and 1.1e-7 of the share), 3.1e-6 with five and 2.8e-4 with two. All grow with |y| without an end, so that the share is 0 or 1
+far out. SiLU needs none: e = -log2(e) y.
 
 Bounds, in steps of s, on how far the value that is rounded lies from the exact f(y) / s: a code differs from the correctly rounded one
 only where f(y) / s lies that near to a tie, and then by 1. ex2.approx and rcp.approx are good to 2^-22 relative, tanh.approx to 2^-10.987
 (PTX ISA, floating point instructions).
 
-    exact, branchless   2^-20 |y| / s + 2^-16                                  see `epilogue`
-    logistic            (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU without the 3.1e-6
-    tanh                (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU without the 2.8e-4
+    exact, fitted   2^-20 |y| / s + 2^-16                                  see `epilogue`
+    logistic        (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU without the 3.1e-6
+    tanh            (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU without the 2.8e-4
 
-Quotient: with r = 1 / s rounded and q0 = x r, q1 = q0 + r (x - q0 s) is one of the two floats next to x / s, and q2 = q1 + r (x - q1 s) is
-x / s rounded as IEEE division (Markstein 1990, IBM J. Res. Dev. 34(1), theorem 8.3). x is clamped to [-128 s, 127 s] first, which changes
-no code, so that nothing overflows.
+So `fitted` has the bound of `exact` with half of its instructions, and is the default. Its error: the share is off by 1.1e-7 by the fit,
+2^-24 by rounding e (|e| 2^e / (1 + 2^e)^2 is at most 0.33, times 4 roundings), 2^-24 by ex2, and relatively 2^-22 by rcp and 2^-24 by
+the sum below it; 1 / s and y (1 / s) are off by 2^-24 each: together less than 2^-20.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from typing import Literal
 
 import triton
 import triton.language as tl
 
-from export.kernels.rounding import SPACING_ONE, int8_codes
+from export.kernels.rounding import INTERPRETED, SPACING_ONE, int8_codes, int8_of_shifted
 
 Activation = Literal["none", "gelu", "silu"]
-Method = Literal["exact", "branchless", "logistic", "tanh"]
-METHOD: Method = "exact"
+Method = Literal["exact", "fitted", "logistic", "tanh"]
+METHOD: Method = "fitted"
 """Default of the kernels."""
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-"""The interpreter knows no PTX instructions: it uses exact functions instead, and has smaller errors."""
 HALF_ROOT = tl.constexpr(0.5**0.5)
 LOG2_E = math.log2(math.e)
+FITTED_LOGIT = (1.59576845, 7.26685673e-2, -6.62600214e-5, -1.10480309e-4, 7.93821710e-6, -2.66892727e-7, 3.61123087e-9)
+"""c0 to c6; the interpreter has exact functions instead of instructions, and smaller errors."""
 LOGIT = (1.59565627, 7.29375821e-2, -2.49723371e-4, -6.11619929e-5, 2.23816323e-6)
-"""c0 to c4."""
+"""c0 to c4 of `logistic`."""
 SHORT_LOGIT = (1.60031416, 6.940179e-2)
 """d0 and d1."""
 C0, C1, C2, C3, C4 = (tl.constexpr(-LOG2_E * c) for c in LOGIT)
+F0, F1, F2, F3, F4, F5, F6 = (tl.constexpr(-LOG2_E * c) for c in FITTED_LOGIT)
 D0, D1 = (tl.constexpr(d / 2) for d in SHORT_LOGIT)
 SILU_EXPONENT = tl.constexpr(-LOG2_E)
 
@@ -65,38 +66,21 @@ def activated(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 @triton.jit
 def activation_codes(y: tl.tensor, scale: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr) -> tl.tensor:
     """Returns the codes of f(y), int8 in [-128, 127]; y is a block of float32, `scale` one positive float32."""
-    if METHOD == "exact":
+    if METHOD == "exact" or ACTIVATION == "none":
         return int8_codes(activated(y, ACTIVATION), scale, -128)
-    elif METHOD == "branchless" or ACTIVATION == "none":
-        return int8_codes_branchless(activated(y, ACTIVATION), scale)
     else:
-        share = share_by_tanh(y, ACTIVATION) if METHOD == "tanh" else share_logistic(y, ACTIVATION)
+        share = share_by_tanh(y, ACTIVATION) if METHOD == "tanh" else share_logistic(y, ACTIVATION, METHOD)
         return int8_of_shifted(tl.fma(y * tl.div_rn(1.0, scale), share, SPACING_ONE))
 
 
 @triton.jit
-def int8_codes_branchless(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Returns the codes that `int8_codes` returns, to the bit, for one scale."""
-    x = tl.minimum(tl.maximum(x, -128.0 * scale), 127.0 * scale)
-    reciprocal = tl.div_rn(1.0, scale)
-    steps = x * reciprocal
-    steps = tl.fma(tl.fma(-steps, scale, x), reciprocal, steps)
-    steps = tl.fma(tl.fma(-steps, scale, x), reciprocal, steps)
-    return int8_of_shifted(steps + SPACING_ONE)
-
-
-@triton.jit
-def int8_of_shifted(shifted: tl.tensor) -> tl.tensor:
-    """Returns the integers that were rounded by adding 1.5 * 2^23, clamped to int8: the lowest byte of their float32."""
-    inside = tl.minimum(tl.maximum(shifted, SPACING_ONE - 128.0), SPACING_ONE + 127.0)
-    return inside.to(tl.int32, bitcast=True).to(tl.int8)
-
-
-@triton.jit
-def share_logistic(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def share_logistic(y: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr) -> tl.tensor:
     """Returns f(y) / y by a power of two and a reciprocal."""
-    if ACTIVATION == "gelu":
-        square = y * y
+    square = y * y
+    if ACTIVATION == "gelu" and METHOD == "fitted":
+        terms = tl.fma(tl.fma(tl.fma(square, F6, F5), square, F4), square, F3)
+        exponent = y * tl.fma(tl.fma(tl.fma(terms, square, F2), square, F1), square, F0)
+    elif ACTIVATION == "gelu":
         exponent = y * tl.fma(tl.fma(tl.fma(tl.fma(square, C4, C3), square, C2), square, C1), square, C0)
     else:
         exponent = y * SILU_EXPONENT

@@ -38,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.epilogue import stored
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, power_of_two
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_step, power_of_two
 
 LOG2_E = math.log2(math.e)
 
@@ -62,11 +62,11 @@ class Scores:
             "scaling": self.scaling,
             "query scale": self.query_scale,
             "key scale": self.key_scale,
-            "scale of the output": self.out_scale,
         }
         for name, scale in scales.items():
-            if scale is not None:
-                check_scale(name, scale)
+            check_scale(name, scale)
+        if self.out_scale is not None:
+            check_step("scale of the output", self.out_scale)
 
     @property
     def factor(self) -> float:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels import norm as norms
-from export.kernels.launch import Cost, Launch, bytes_of, power_of_two
+from export.kernels.launch import Cost, Launch, bytes_of, check_step, power_of_two
 from export.kernels.norm import Norm, normalized, stored_codes
 
 Lookup = tuple[Tensor, Tensor]
@@ -37,6 +37,8 @@ def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor 
     """
     (word_id, word), (kind_id, kind), (position_id, position) = lookups
     (tokens, inputs), scales_N = kept_NI.shape, scale if isinstance(scale, Tensor) else None
+    if not isinstance(scale, Tensor):
+        check_step("scale", scale)
     arguments = {
         "word_id": word_id, "word": word, "kind_id": kind_id, "kind": kind, "position_id": position_id, "position": position,
         "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,

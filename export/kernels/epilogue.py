@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import METHOD, Activation, Method, activated, activation_codes
-from export.kernels.launch import check_scale, check_tensor
+from export.kernels.launch import check_scale, check_step, check_tensor
 from export.kernels.rounding import int8_codes
 from foundation.core.errors import InputError
 
@@ -73,7 +73,7 @@ class Output:
         if self.dtype not in FLOAT_OUTPUTS:
             raise InputError("dtype", f"{self.dtype} given", "an output is float16, bfloat16 or float32, or int8 by a scale")
         if self.scale is not None:
-            check_scale("scale of the output", self.scale)
+            check_step("scale of the output", self.scale)
 
     @property
     def stored(self) -> torch.dtype:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from foundation.core.errors import InputError
-from foundation.schemes.scales import positive
+from foundation.schemes.scales import SMALLEST_SCALE, positive
 
+LARGEST_SCALE = 2.0**120
+"""Largest scale of codes; the smallest is `SMALLEST_SCALE`."""
 Unit = Literal["int8", "fp16", "fp32"]
 """Units that multiply: int8 or fp16 matrix instructions, or the float32 lanes."""
 
@@ -83,6 +85,12 @@ def check_scale(name: str, scale: float | Tensor) -> None:
         return
     if not positive(torch.as_tensor(scale, dtype=torch.float32)):
         raise InputError(name, f"{scale} given", "a positive number that is finite in float32 is allowed")
+
+
+def check_step(name: str, scale: float) -> None:
+    """Raises an InputError unless a scale of codes is one that `rounding` rounds with: from 2^-63 to 2^120."""
+    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise InputError(name, f"{scale} given", "a scale from 2^-63 to 2^120 is allowed where codes are made")
 
 
 def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:

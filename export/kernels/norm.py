@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_tensor, power_of_two
+from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_step, check_tensor, power_of_two
 from export.kernels.rounding import int8_codes, scale_of_largest
 from foundation.core.errors import InputError
 
@@ -77,6 +77,8 @@ def launch(
         keep: "sum" keeps h, "norm" keeps z.
     """
     (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
+    if not isinstance(scale, Tensor):
+        check_step("scale", scale)
     arguments = {
         "x": x_NI, "residual": residual_NI, "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
         "codes": codes_NI, "scales": scales_N, "scale": 1.0 if isinstance(scale, Tensor) else scale, "kept": kept_NI,

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.epilogue import Int8Weight, rescaled, stored
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_step
 from foundation.core.errors import InputError
 
 DIMENSIONS = (32, 64, 128, 256)
@@ -36,7 +36,7 @@ class Heads:
     """How outputs are split into heads, and how queries and keys are stored.
 
     Raises:
-        InputError: The dimension is not allowed, or a scale is not positive.
+        InputError: The dimension is not allowed, or a scale cannot be that of codes.
     """
 
     queries: int
@@ -61,7 +61,7 @@ class Heads:
             raise InputError("dtype", f"{self.dtype} given", "queries, keys and values are float16 or float32")
         for name, scale in {"query scale": self.query_scale, "key scale": self.key_scale}.items():
             if scale is not None:
-                check_scale(name, scale)
+                check_step(name, scale)
 
     @property
     def outputs(self) -> int:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_step
 from export.kernels.rounding import int8_codes
 
 OPERATIONS = 4
@@ -23,9 +23,10 @@ def tensor_launch(x: Tensor, scale: float, codes: Tensor) -> Launch:
 
     Args:
         x: float32, float16 or bfloat16, any shape, contiguous, finite.
-        scale: Positive; rounded to float32.
+        scale: From 2^-63 to 2^120; rounded to float32.
         codes: Takes the codes, int8.
     """
+    check_step("scale", scale)
     arguments = {"x": x, "codes": codes, "scale": scale, "count": x.numel(), "BLOCK": 1024}
     return Launch(quantize_tensor_kernel, (cdiv(x.numel(), 1024),), arguments, Cost(bytes_of(x, codes), OPERATIONS * x.numel(), "fp32"))
 

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _ending, _hot_loop, compiled, count
 from benchmarks.gpu.cases import (
     CASES,
     EVERY,
@@ -112,7 +112,7 @@ def test_too_few_registers_spill_and_are_told() -> None:
 
 
 def test_limits_are_told() -> None:
-    binary = Binary("k", 86, b"", "", 256, 16, 0, LIMITS[86].shared_bytes + 1, 513, Counter(), Counter())
+    binary = Binary("k", 86, b"", "", 256, 16, 0, LIMITS[86].shared_bytes + 1, 513, Counter(), Counter(), Counter())
     assert binary.over_limits() == [
         "k on sm_86: 256 registers of a thread, 255 allowed",
         "k on sm_86: 131072 registers of a program, 65536 allowed",
@@ -139,3 +139,5 @@ def test_the_hot_loop_is_the_innermost_with_matrix_instructions() -> None:
 """.splitlines()
     assert _hot_loop(code) == Counter({"IMMA.16832.S8.S8.SAT": 1, "STL": 1, "BRA": 1})
     assert _hot_loop(code[-2:]) == Counter()
+    assert _ending(code) == Counter({"STL": 1, "BRA": 4, "IADD3": 1, "BRA.U": 1})
+    assert _ending(code[6:]) == Counter()
