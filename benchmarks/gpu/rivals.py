@@ -16,6 +16,7 @@ Shape suffixes: T tokens of all rows, B sequences, H heads, D dimension of a hea
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, start_B: Tensor, longes
     """Attention of torch's flash kernel; float16 or bfloat16 on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
-    attended: Any = varlen_attn(query, key, value, start_B, start_B, longest, longest)
+    attended = varlen_attn(query, key, value, start_B, start_B, longest, longest)
+    assert isinstance(attended, Tensor), "varlen_attn returns a pair only where the logarithms of the sums are asked for"
     return attended
 
 
@@ -121,7 +123,8 @@ def by_mask(query: Tensor, key: Tensor, value: Tensor, start_B: Tensor, longest:
     """Attention over all tokens with a mask: for the rehearsal, and to compare with."""
     sequence_T = torch.searchsorted(start_B, torch.arange(len(query), device=query.device, dtype=start_B.dtype), right=True)
     same = sequence_T[:, None] == sequence_T[None, :]
-    return F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (query, key, value)), attn_mask=same).transpose(0, 1)
+    query_HTD, key_HTD, value_HTD = (part.transpose(0, 1) for part in (query, key, value))
+    return F.scaled_dot_product_attention(query_HTD, key_HTD, value_HTD, attn_mask=same).transpose(0, 1)
 
 
 ON_GPU = Torch(by_varlen, lambda module: torch.compile(module, mode="max-autotune", dynamic=False, fullgraph=True))
@@ -137,18 +140,17 @@ def pass_of(rival: Rival, bert: Bert, machine: Machine, using: Torch) -> Pass:
     model = eager_bert(bert, Machine(machine.device, machine.record, machine.wait, dtype=rival.dtype))
     module: nn.Module = PackedBert(model, using.attend) if rival.packed else model
     if rival.torchao:
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-        quantize_(module, Int8DynamicActivationInt8WeightConfig())
+        torchao: Any = importlib.import_module("torchao.quantization")  # an optional package
+        torchao.quantize_(module, torchao.Int8DynamicActivationInt8WeightConfig())
     run: Any = using.compile(module) if rival.compiled else module
 
     def over_packed(rows: Rows) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         logits: Tensor = run(rows.word, rows.kind, rows.position, rows.start, rows.first)
         return logits
 
     def over_one_length(rows: Rows) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         logits: Tensor = run(input_ids=rows.word.view(rows.sequences, -1)).logits
         return logits
 
