@@ -257,9 +257,16 @@ def _check_order(recipe: Recipe) -> list[Problem]:
             Problem("target.engines", f"{given} given", f"on the CPU triton_repo serves {what}", f"add {add}, or leave triton_repo out")
         )
     untrained = recipe.model.head == "new" or not recipe.model.is_trained
-    if untrained and kinds and kinds[0] is not Finetune:
+    labelled = bool(recipe.stages) and isinstance(recipe.stages[0], Distill) and recipe.stages[0].labeller is not None
+    if untrained and kinds and kinds[0] is not Finetune and not labelled:
         what = "head: new" if recipe.model.is_trained else "init: random"
-        problems.append(Problem("stages", f"a model with {what} must be trained first", remedy="put `- finetune: {}` at the start"))
+        problems.append(
+            Problem(
+                "stages",
+                f"a model with {what} must be trained first",
+                remedy="put `- finetune: {}`, or distill with a labeller, at the start",
+            )
+        )
     return problems
 
 

@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-    from distill.steps import Steps
+    from distill.steps import Lesson, Steps
     from foundation.data.splits import Data
     from foundation.machine.parallel import Team
     from foundation.models.size import Passes
     from foundation.stage.context import Context
-    from foundation.training.distillation.objective import Objective
     from foundation.training.history import History
     from foundation.training.losses.distillation.loss import Setting
 
@@ -50,18 +49,21 @@ class Distill(DistillSettings):
         return processes
 
     def depends(self, context: Context) -> object:
-        """Digests of the student's checkpoint (`student.path`), `extra_text` and `corpus`, where given."""
+        """Digests of the student's checkpoint (`student.path`), `extra_text`, `corpus`, and of a labeller's model and prompts."""
+        from distill.labeller import goal
         from distill.plain_text import digest, read_plain
         from foundation.models.config import ModelConfig
         from foundation.models.importing import source_digest
 
-        digests: dict[str, str] = {}
+        digests: dict[str, object] = {}
         if self.student.path is not None:
             digests["student"] = source_digest(ModelConfig(path=self.student.path, task=context.task, head=self.student.head))
         for name in ("extra_text", "corpus"):
             text = getattr(self, name)
             if text is not None:
                 digests[name] = digest(read_plain(text, f"{self.key}.{name}", context.progress.log))
+        if self.labeller is not None:
+            digests["labeller"] = goal.depends(self.labeller, self.teacher_key)
         return digests or None
 
     def work(self, passes: Passes, data: Data) -> float:
@@ -71,6 +73,7 @@ class Distill(DistillSettings):
         A teacher counts as the input model. Teachers with cached logits run once over the rows; a teacher of which more is captured, or
         that runs on masked or mixed rows, runs in every epoch.
         """
+        from distill.labeller import goal
         from distill.plain_text import read_plain
         from foundation.stage.stage import teachers_named
 
@@ -87,7 +90,8 @@ class Distill(DistillSettings):
         sampled = self.on_policy.share if self.on_policy else 0.0
         again = float(self.micro_batch_size is not None and self.micro_batch_size < self.batch_size and self._compares(data))
         trained = (3.0 + sampled + again) * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
-        return passes.after * self.epochs * (trained + selection) + passes.before * teacher_passes * rows
+        labels = goal.work(self.labeller, round(rows) + selection, self.teacher_key) if self.labeller is not None else 0.0
+        return passes.after * self.epochs * (trained + selection) + passes.before * teacher_passes * rows + labels
 
     def _compares(self, data: Data) -> bool:
         """Whether a loss compares the rows of a batch; micro-batches are then run forward twice."""
@@ -109,6 +113,7 @@ class Distill(DistillSettings):
         Raises:
             InputError: They do not fit.
         """
+        from distill.labeller import goal
         from distill.student import check_student
         from foundation.models.config import check_length
         from foundation.training.allowed import check_training
@@ -142,9 +147,13 @@ class Distill(DistillSettings):
             self._check_vectors(context.task)
         self._check_rows(context)
         self._check_answers()
+        if self.labeller is not None:
+            goal.check(self.labeller, context, self.teacher_key)
         num_labels = num_classes(context.task, context.data.labels)
         check_student(self.student, context, num_labels, f"{self.key}.student")
         after = self.config_after(config)
+        if self.labeller is not None:  # its targets are of the student's classes
+            teacher = after
         check_training(self, after, context, self.key)
         if context.facts.modality == "text":
             check_length(after, context.max_length)
@@ -196,6 +205,8 @@ class Distill(DistillSettings):
                 f"{internal[0]} needs more than logits and works with one",
                 "give one teacher, or loss: soft_target",
             )
+        if self.labeller is not None and internal:
+            raise InputError(self.teacher_key, "a labeller given", f"{internal[0]} needs more than logits", "give loss: soft_target")
         if self.corpus is None:
             return
         on_logits = [loss.name for loss in self.losses if loss.COMPARES_ANSWERS]
@@ -234,7 +245,7 @@ class Distill(DistillSettings):
 
         Returns:
             `losses` per epoch, `selection` (metric, values, best step), `steps`, `seconds_per_step`, `autocast`, `rows`,
-            `labelled_rows`, `teacher`, `teacher_logits` (cached or live).
+            `labelled_rows`, `teacher`, `teacher_logits` (cached or live), and `labeller` where there is one.
 
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
@@ -247,7 +258,6 @@ class Distill(DistillSettings):
         from foundation.training.thresholds import fit_null_threshold
         from foundation.training.train import TrainConfig, Training, train
 
-        assert context.teachers, "the pipeline provides the teachers"
         device, team = computing_device(), context.team
         student, source = build(self.student, parent.path, context, f"{self.key}.student")
         steps = Steps(self, source, context)
@@ -257,27 +267,26 @@ class Distill(DistillSettings):
             steps = Steps(self, source, context)
         if not team.shards:  # with fsdp2, `train` moves the student to the device block by block
             student.to(device)
-        teachers = steps.load_teachers(folders, device)
-        prepared, *theirs = (context.preprocessor(folder) for folder in [source, *folders])
-        split, num_labelled = steps.rows()
-        objective = steps.objective(student, teachers, prepared, theirs, split, num_labelled)
-        by_agreement = steps.selects_by_agreement and self.corpus is None
-        judged = steps.selection_context(teachers, theirs) if by_agreement else context
+        prepared = context.preprocessor(source)
+        lesson = (
+            steps.from_teachers(student, prepared, folders, device) if self.labeller is None else steps.from_labeller(student, prepared)
+        )
         training = Training.of(
             context,
             prepared,
             TrainConfig.of(self),
             self.title,
-            split=split,
-            select=selection_metric(judged, prepared) if self.corpus is None else None,
-            depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
+            split=lesson.split,
+            select=selection_metric(lesson.judged, prepared) if self.corpus is None else None,
+            depends={"stage": self.model_dump(mode="json"), "teachers": lesson.sources},
         )
-        history = train(student, objective.to(device), training)
-        fit_null_threshold(student, prepared, judged)
+        history = train(student, lesson.objective.to(device), training)
+        fit_null_threshold(student, prepared, lesson.judged)
         if team.is_first:
             note = f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"
             save(student.cpu(), source, out, note)
-        return self._figures(history, steps, objective, len(split), num_labelled)
+            lesson.save(out)
+        return self._figures(history, steps, lesson)
 
     def _with_answers(self, context: Context, folder: Path, device: torch.device) -> Context:
         """Returns the context with the answers of the first teacher as targets of the train split."""
@@ -289,17 +298,18 @@ class Distill(DistillSettings):
         train = with_answers(context.data.train, teacher, self.sequences, context.max_length, context.scratch, name, context.progress)
         return replace(context, data=replace(context.data, train=train))
 
-    def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, object]:
+    def _figures(self, history: History, steps: Steps, lesson: Lesson) -> dict[str, object]:
         """Returns the figures of `run`."""
-        metric = steps.context.facts.metric + (" against the teacher" if steps.selects_by_agreement else "")
+        metric = steps.context.facts.metric + (" against the teacher" if lesson.by_agreement else "")
         return {
             "losses": history.losses,
             "selection": {"metric": metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
-            "rows": num_rows,
-            "labelled_rows": num_labelled,
-            "teacher": " + ".join(teacher.id for teacher in steps.context.teachers),
-            "teacher_logits": "live" if objective.pair.teacher.logits is None else "cached",
+            "rows": len(lesson.split),
+            "labelled_rows": lesson.num_labelled,
+            "teacher": lesson.teacher,
+            "teacher_logits": "cached" if lesson.cached else "live",
+            **lesson.figures,
         }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from distill.choices import Student
+from distill.labeller.settings import Labeller
 from distill.on_policy import OnPolicy
 from distill.plain_text import PlainText
 from distill.sequences import Sequences
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from foundation.training.losses.distillation.presets import Preset
 
 TeacherName = Annotated[str, Field(min_length=1)]
+
+
+def _kind(value: Any) -> str:
+    """Returns which of the forms of `teacher` is meant, so that a message is about this one alone."""
+    if isinstance(value, dict | Labeller):
+        return "Labeller"
+    return "list" if isinstance(value, list | tuple) else "str"
+
+
+AnyTeacher = Annotated[
+    Annotated[TeacherName, Tag("str")]
+    | Annotated[tuple[TeacherName, ...], Field(min_length=1), Tag("list")]
+    | Annotated[Labeller, Tag("Labeller")],
+    Discriminator(_kind),
+]
 
 
 class DistillSettings(TrainingSettings, ModelStage):
@@ -39,10 +55,11 @@ class DistillSettings(TrainingSettings, ModelStage):
     """Softens the logits of both models; absent: the published value with `loss`, 2 with `losses`. {start, end} changes it linearly over
     the training."""
     hard_weight: Annotated[float, Field(ge=0)] | Ramp | None = None
-    """Weight of the loss against the labels; absent: the published value with `loss`, 0 with `losses`."""
-    teacher: TeacherName | Annotated[tuple[TeacherName, ...], Field(min_length=1)] = "baseline"
+    """Weight of the loss against the labels; absent: the published value with `loss`, 0 with `losses` or a labeller."""
+    teacher: AnyTeacher = "baseline"
     """The teacher: baseline, input (the incoming model), the id of an earlier stage, or the Hub id or folder of another model. A list
-    averages the temperature-softened probabilities of several teachers; it works with losses that use only logits."""
+    averages the temperature-softened probabilities of several teachers; it works with losses that use only logits. A map is a large
+    language model that labels the rows; labels of the data are then not learned unless `hard_weight` is given."""
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of each teacher in the average; absent: equal weights."""
     sequences: Sequences | None = None
@@ -85,7 +102,17 @@ class DistillSettings(TrainingSettings, ModelStage):
             raise ValueError("on_policy: loss: hard_target learns from labels alone, which answers of the student lack; remove on_policy")
         if self.corpus is not None and (self.extra_text is not None or self.hard_weight):
             raise ValueError("corpus: replaces the train rows and has no labels; remove hard_weight and extra_text")
+        if self.labeller is not None:
+            given = [name for name in ("sequences", "on_policy", "augment", "corpus") if getattr(self, name) is not None]
+            given += ["teacher_weights"] * bool(self.teacher_weights) + ["loss: hard_target"] * (self.loss == "hard_target")
+            if given:
+                raise ValueError(f"{given[0]}: given with a labeller, which labels rows once and has no hidden states; leave it out")
         return self
+
+    @property
+    def labeller(self) -> Labeller | None:
+        """The language model that labels the rows; None where teachers are models of the task."""
+        return self.teacher if isinstance(self.teacher, Labeller) else None
 
     @property
     def teacher_key(self) -> str:
@@ -110,6 +137,7 @@ class DistillSettings(TrainingSettings, ModelStage):
         from foundation.training.losses.distillation.presets import Preset, preset_of
 
         if self.corpus is None:
-            return preset_of(self.loss, self.losses, self.hard_weight, self.temperature)
+            hard_weight = 0.0 if self.labeller is not None and self.hard_weight is None else self.hard_weight
+            return preset_of(self.loss, self.losses, hard_weight, self.temperature)
         losses = tuple(loss for loss in preset_of(self.loss, self.losses).losses if not loss.COMPARES_ANSWERS)
         return Preset(losses if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in losses), 0.0)

@@ -1,6 +1,7 @@
 """The steps of distillation that prepare training: each calls the module named on the right.
 
     teacher_folder, load_teachers   the teachers' checkpoints, and the frozen models   `teacher`
+    from_teachers, from_labeller    what the student learns from                       `assembly`, `distill.labeller.goal`
     rows                            the training rows                                  `rows`
     selection_context               the reference for choosing the best weights        `ensemble`
     objective                       the losses, and cached teacher logits              `objective`, `teacher`, `masking`
@@ -10,14 +11,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from distill.labeller.goal import goal
 from distill.on_policy import Sampling
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
@@ -29,7 +33,7 @@ from foundation.models.importing import import_model
 from foundation.stage.context import Context
 from foundation.stage.stage import is_model, teachers_named
 from foundation.standalone.preprocess import Preprocessor
-from foundation.training.distillation.assembly import Loaded, StudentInputs, assembled
+from foundation.training.distillation.assembly import Loaded, StudentInputs, assembled, with_targets
 from foundation.training.distillation.distilled import on_devices
 from foundation.training.distillation.ensemble import shares
 from foundation.training.distillation.masking import Masking, masking_of
@@ -38,6 +42,31 @@ from foundation.training.distillation.teacher import about
 from foundation.training.finetune import trained_here
 from foundation.training.losses.table import losses_of
 from foundation.training.selection import EVALUATION_BATCH, answered, judged_by
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a student learns, and how its weights are chosen."""
+
+    split: Split
+    """The training rows."""
+    num_labelled: int
+    """How many of them are labelled: these come first."""
+    objective: Objective
+    judged: Context
+    """The context whose selection labels choose the best weights."""
+    by_agreement: bool
+    """Whether these labels are the teacher's."""
+    teacher: str
+    """What is reported as the teacher."""
+    sources: list[str]
+    """Digests of the teachers, or of the soft targets."""
+    cached: bool
+    """Whether the teacher's logits are known before the training."""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    """Figures of a labeller."""
+    save: Callable[[Path], None] = lambda folder: None
+    """Writes what is kept next to the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +129,66 @@ class Steps:
         logits = [torch.from_numpy(compared(*model, rows, EVALUATION_BATCH)) for model in models]
         weights = shares(self.stage.teacher_weights, len(teachers))
         return answered(context, losses_of(context.task).averaged(logits, weights, 1.0).numpy())
+
+    def from_teachers(self, student: nn.Module, prepared: Preprocessor, folders: Sequence[Path], device: torch.device) -> Lesson:
+        """Returns what a student learns from models of the task.
+
+        Args:
+            student: The model to train.
+            prepared: Its preprocessor.
+            folders: Checkpoints of the teachers.
+            device: Where they run.
+
+        Raises:
+            InputError: A loss does not fit the models.
+        """
+        context = self.context
+        assert context.teachers, "the pipeline provides the teachers"
+        teachers = self.load_teachers(folders, device)
+        theirs = [context.preprocessor(folder) for folder in folders]
+        split, num_labelled = self.rows()
+        objective = self.objective(student, teachers, prepared, theirs, split, num_labelled)
+        return Lesson(
+            split,
+            num_labelled,
+            objective,
+            self.selection_context(teachers, theirs) if self.selects_by_agreement and self.stage.corpus is None else context,
+            self.selects_by_agreement,
+            " + ".join(teacher.id for teacher in context.teachers),
+            [teacher.digest for teacher in context.teachers],
+            objective.pair.teacher.logits is not None,
+        )
+
+    def from_labeller(self, student: nn.Module, prepared: Preprocessor) -> Lesson:
+        """Returns what a student learns from a language model that labels the rows.
+
+        Args:
+            student: The model to train.
+            prepared: Its preprocessor.
+
+        Raises:
+            InputError: See `distill.labeller.goal.goal`.
+        """
+        stage, context = self.stage, self.context
+        assert stage.labeller is not None, "the teachers are models of the task"
+        split, num_labelled = self.rows()
+        found = goal(stage.labeller, split, num_labelled, context, (stage.title, stage.teacher_key))
+        inputs = StudentInputs(found.split, prepared, found.num_labelled)
+        objective = with_targets(stage.plan, student, torch.from_numpy(found.targets_nC), inputs, context)
+        by_agreement = stage.resolved().hard_weight == 0 and not stage.labeller.reads_labels
+        written = found.written
+        return Lesson(
+            found.split,
+            found.num_labelled,
+            objective,
+            answered(context, found.selection_nC) if by_agreement and len(context.data.selection) else context,
+            by_agreement,
+            stage.labeller.path or f"{stage.labeller.model} at {stage.labeller.url}",
+            [hashlib.sha256(found.targets_nC.tobytes()).hexdigest()],
+            cached=True,
+            figures={"labeller": found.figures},
+            save=(lambda folder: None) if written is None else partial(written.save, classes=context.data.labels),
+        )
 
     def objective(
         self,

@@ -65,7 +65,8 @@ class ModelConfig(Config):
     task: Task
     """Task of the model. Regression has one output and no labels; generation predicts the next token of plain text."""
     head: Literal["keep", "new"] = "keep"
-    """`new` replaces the classifier with a randomly initialized one for the labels of the data; `finetune` must then be the first stage."""
+    """`new` replaces the classifier with a randomly initialized one for the labels of the data; the first stage must then be `finetune`, or
+    `distill` with a labeller."""
     embedding: EmbeddingConfig | None = None
     """For sentence-embedding, sentence-triplets and retrieval: how a vector is made of the tokens. Default: as the files of
     sentence-transformers in `path` say."""

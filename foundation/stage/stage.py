@@ -34,9 +34,9 @@ def is_model(teacher: str) -> bool:
 
 
 def teachers_named(stage: object) -> tuple[str, ...]:
-    """Returns the names in the `teacher` key of a stage, in order; empty for a stage without that key."""
+    """Returns the names in the `teacher` key of a stage, in order; empty for a stage without that key, or with a labeller there."""
     named = getattr(stage, "teacher", None)
-    return () if named is None else (named,) if isinstance(named, str) else tuple(named)
+    return (named,) if isinstance(named, str) else named if isinstance(named, tuple) else ()
 
 
 class Stage(Config):

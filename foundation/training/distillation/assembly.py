@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.data.splits import Split
@@ -18,7 +18,7 @@ from foundation.training.distillation.ensemble import shares
 from foundation.training.distillation.masking import Masking
 from foundation.training.distillation.objective import Objective
 from foundation.training.distillation.plan import LossPlan
-from foundation.training.distillation.teacher import CACHE_BYTES, Pair, Teacher, match_inputs
+from foundation.training.distillation.teacher import CACHE_BYTES, Pair, Targets, Teacher, match_inputs
 from foundation.training.losses.distillation.loss import Shape
 from foundation.training.rows import Rows
 from foundation.training.teacher_logits import teacher_logits
@@ -95,6 +95,29 @@ def assembled(
             identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
             teacher.logits = teacher_logits(teacher.capture.model, teacher.rows, identity, context, plan.stage)
     return objective
+
+
+def with_targets(plan: LossPlan, student: nn.Module, targets: Tensor, inputs: StudentInputs, context: Context) -> Objective:
+    """Returns the objective with soft targets in place of a teacher.
+
+    Args:
+        plan: The losses; they need only logits.
+        student: The model to train.
+        targets: Log-probabilities of the classes for all training rows, float32 `[n, C]`.
+        inputs: The training rows.
+        context: Task, seed and processes.
+    """
+    pair = Pair(
+        student=Capture(student, plan.key),
+        teachers=(Targets(targets),),
+        rows=Rows.prepare(inputs.split.rows, inputs.preprocessor),
+        labels=inputs.split.labels,
+        seed=context.seed,
+        num_labelled=None if inputs.num_labelled == len(inputs.split) else inputs.num_labelled,
+    )
+    preset = plan.preset
+    settings = plan.settings(student.config, student.config, context)
+    return Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task, context.team)
 
 
 def _teacher(plan: LossPlan, teacher: Loaded, inputs: StudentInputs, rows: Rows, origin: Origin | None) -> Teacher:

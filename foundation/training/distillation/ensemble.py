@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foundation.training.distillation.capture import Captured, Wanted
-from foundation.training.distillation.teacher import Teacher
+from foundation.training.distillation.teacher import Targets, Teacher
 from foundation.training.losses.answer_loss import AnswerLoss
 from foundation.training.train import Batch
 
 
 def run_teachers(
-    teachers: Sequence[Teacher], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, losses: AnswerLoss
+    teachers: Sequence[Teacher | Targets], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, losses: AnswerLoss
 ) -> Captured:
     """Returns the captured states of one teacher, or the averaged logits of several; no gradient flows into them.
 

@@ -73,12 +73,25 @@ class Teacher:
         return features if self.masking is None else self.masking(features, batch.indices, batch.step)
 
 
+@dataclass(frozen=True)
+class Targets:
+    """Soft targets in place of a teacher: no model runs."""
+
+    logits: Tensor
+    """Log-probabilities or logits for all training rows, float32 `[n, C]`."""
+
+    def __call__(self, batch: Batch, wanted: Wanted) -> Captured:
+        """Returns the targets of a batch; losses must want logits alone."""
+        assert not wanted.internals, "targets have no hidden states"
+        return Captured(self.logits[torch.from_numpy(batch.indices)].to(batch.labels.device)) if wanted.logits else NOTHING
+
+
 @dataclass
 class Pair:
     """The student, its teacher or teachers, and the training rows."""
 
     student: Capture
-    teachers: tuple[Teacher, ...]
+    teachers: tuple[Teacher | Targets, ...]
     rows: Rows
     """The training rows as inputs of the student."""
     labels: Labels
@@ -96,8 +109,10 @@ class Pair:
 
     @property
     def teacher(self) -> Teacher:
-        """The only teacher, for losses that use hidden states or attention."""
-        return self.teachers[0]
+        """The only teacher, for losses that run a model."""
+        [teacher] = self.teachers[:1]
+        assert isinstance(teacher, Teacher), "targets are no model"
+        return teacher
 
     def labelled(self, *indices: NDArray[np.int64]) -> Tensor | None:
         """Returns which batch positions are labelled in every given list of rows, bool `[b]`; None if all rows are labelled."""
