@@ -11,11 +11,13 @@ with p = softmax of the logits z. The final weights are those with the best metr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, cast, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -24,6 +26,7 @@ from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
+from foundation.training.prompt_tuning import PromptTuning, check_prompt, prompted
 from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ class Finetune(TrainingSettings, Stage):
 
     VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "finetune"
-    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", *TrainingSettings.LATER)
+    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", "prompt", *TrainingSettings.LATER)
 
     learning_rate: LearningRate = 3e-5
     """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
@@ -58,6 +61,24 @@ class Finetune(TrainingSettings, Stage):
     thresholds: bool | None = None
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
     head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
+
+    prompt: PromptTuning | None = None
+    """Prompt tuning or P-tuning: trains virtual tokens before every text, and the head, instead of all weights; give {} for the defaults.
+    Learning rates are larger, such as 1e-2. Needs a text with one answer; not with `lora`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.prompt is not None and self.lora is not None:
+            raise ValueError("prompt: given with lora; leave one of them out")
+        return self
+
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """The Transformers config of the output: virtual tokens are rows of the embedding matrix."""
+        if self.prompt is None:
+            return config
+        after = copy.deepcopy(config)
+        after.vocab_size += self.prompt.tokens
+        return after
 
     def team(self, processes: Team) -> Team:
         """All processes train."""
@@ -90,6 +111,8 @@ class Finetune(TrainingSettings, Stage):
             raise InputError(f"{key}.label_smoothing", f"{self.label_smoothing:g} given", f"{context.task} has no classes", "leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
+        if self.prompt is not None:
+            check_prompt(self.prompt, context, f"{key}.prompt")
 
     def _check_two_towers(self, config: PreTrainedConfig, key: str) -> None:
         """Raises if a setting does not fit the loss of a model with two towers."""
@@ -117,26 +140,24 @@ class Finetune(TrainingSettings, Stage):
 
         device = computing_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
-        prepared = context.preprocessor(parent.path)
-        config = TrainConfig.of(self)
-        training = Training.of(
-            context,
-            prepared,
-            config,
-            self.title,
-            select=selection_metric(context, prepared),
-            depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
-        )
-        history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team, context.data.train.labels), training)
+        with nullcontext() if self.prompt is None else prompted(model, self.prompt, parent.path, context.scratch, context.seed) as prompt:
+            source = parent.path if prompt is None else prompt.source
+            prepared = context.preprocessor(source)
+            training = Training.of(
+                context,
+                prepared,
+                TrainConfig.of(self),
+                self.title,
+                select=selection_metric(context, prepared),
+                depends=self.model_dump(mode="json", include={"label_smoothing", "loss", "prompt"}, exclude_none=True),
+            )
+            objective = supervised(context.task, self.label_smoothing, self.loss, context.team, context.data.train.labels)
+            history = train(model, objective, training)
         fit = FITS.get(context.facts.answer.form) if self.thresholds is not False else None
         moved = None if fit is None else fit(model, prepared, context)
         if context.team.is_first:
-            save(
-                model.cpu(),
-                parent.path,
-                out,
-                f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
-            )
+            note = f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"
+            save(model.cpu(), source, out, note)
         return {
             "losses": history.losses,
             "selection": {"metric": context.facts.metric, "values": history.selection, "best_step": history.best_step},
@@ -144,6 +165,7 @@ class Finetune(TrainingSettings, Stage):
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
             **({} if moved is None else {"thresholds": moved}),
+            **({} if prompt is None else {"trained_parameters": prompt.trained}),
         }
 
 

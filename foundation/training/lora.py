@@ -85,7 +85,7 @@ def attached(model: nn.Module, lora: Lora, label: str) -> Any:
     from peft.tuners.lora import LoraModel
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=_chosen(model, lora, label))
-    head = [parameter for parameter in _head(model) if parameter.requires_grad]
+    head = [parameter for parameter in head_of(model) if parameter.requires_grad]
     adapters = LoraModel(model, config, "default")
     for parameter in head:
         parameter.requires_grad_(True)
@@ -109,7 +109,7 @@ def check_lora(lora: Lora | None, config: PreTrainedConfig, key: str) -> None:
         _chosen(on_meta(config), lora, key)
 
 
-def _head(model: nn.Module) -> list[nn.Parameter]:
+def head_of(model: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters of a head that classifies or estimates; the output layer of a language model is none."""
     stock: Any = model
     body, output = getattr(stock, stock.base_model_prefix, stock), stock.get_output_embeddings()

@@ -1,0 +1,128 @@
+"""Prompt tuning and P-tuning: a few virtual tokens before every text are learned, and the model stays as it is.
+
+    x  <-  p_1 ... p_k x_1 ... x_n              embeddings of virtual tokens, then of the tokens of the text
+    prompt tuning   p is learned itself         Lester et al. 2021, https://arxiv.org/abs/2104.08691
+    P-tuning        p = MLP(e) or LSTM(e)       Liu et al. 2021, https://arxiv.org/abs/2103.10385; e and the network are learned
+
+The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The modules are those of `peft`
+(`PromptEmbedding`, `PromptEncoder`), so that initialization and network are what its users know; the trained model computes what peft's
+`PeftModelForSequenceClassification` computes. In particular a head that reads the first position reads the first virtual token.
+
+Afterwards p are rows of the embedding matrix, and the tokenizer puts their ids before every text
+(`foundation.models.inputs.virtual_tokens`): the checkpoint is a stock one. The network of P-tuning is dropped, as in the paper.
+
+Left out: keys and values in every layer (prefix tuning, P-tuning v2), which are no tokens; language models, whose rows are blocks without
+special tokens; several processes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from foundation.stage.context import Context
+
+LEAST_TEXT = 8
+"""Tokens of a row, special ones included, that virtual tokens have to leave."""
+
+
+class PromptTuning(Config):
+    """Virtual tokens, trained instead of the weights."""
+
+    tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Number of virtual tokens; they count towards `data.max_length`."""
+    init: Literal["vocabulary", "random"] = "vocabulary"
+    """How their embeddings start, without an encoder: as embeddings of randomly chosen tokens, or as standard normal numbers."""
+    encoder: Literal["mlp", "lstm"] | None = None
+    """P-tuning: a network that makes the embeddings, and is dropped after training. Absent: prompt tuning, which learns them themselves."""
+
+
+def check_prompt(settings: PromptTuning, context: Context, key: str) -> None:
+    """Checks, before the first stage, that a prompt can be learned for a task.
+
+    Args:
+        settings: The prompt.
+        context: Task, length of a row and processes.
+        key: Key path of the settings.
+
+    Raises:
+        InputError: It cannot.
+    """
+    facts = context.facts
+    whole = facts.answer.JUDGES_CLASSES or facts.regression
+    if facts.modality != "text" or facts.two_towers or facts.answer.PER_TOKEN or facts.searches or facts.embeds or not whole:
+        allowed = "virtual tokens are for models that answer a text with classes or a value"
+        raise InputError(key, f"given for {context.task}", allowed, "leave it out")
+    if context.aggregate:
+        raise InputError(key, "given with data.windows", "every window would get the prompt", "leave one of them out")
+    if settings.tokens > context.max_length - LEAST_TEXT:
+        given = f"{settings.tokens} given with data.max_length {context.max_length}"
+        raise InputError(f"{key}.tokens", given, f"{LEAST_TEXT} tokens have to be left for a text", "give fewer, or a larger max_length")
+    if context.team.size > 1:
+        raise InputError(key, f"given with {context.team.size} processes", "a prompt is trained in one", "start one process")
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A model with virtual tokens."""
+
+    source: Path
+    """Folder with its tokenizer and the other small files."""
+    trained: int
+    """Number of trained parameters, the head included."""
+
+
+@contextmanager
+def prompted(model: nn.Module, settings: PromptTuning, source: Path, scratch: Path, seed: int) -> Iterator[Prompted]:
+    """Within the block only virtual tokens and the head of the model are trainable; afterwards they are rows of its embedding matrix.
+
+    Args:
+        model: A model of Transformers on its device; the same object afterwards, with `vocab_size` larger by the virtual tokens.
+        settings: The prompt.
+        source: Its checkpoint.
+        scratch: Folder in which the files of the tokenizer are written.
+        seed: Seed of the initialization.
+
+    Raises:
+        InputError: See `foundation.models.inputs.virtual_tokens.with_virtual_tokens`.
+    """
+    import torch
+
+    from foundation.models.inputs.virtual_tokens import with_virtual_tokens
+    from foundation.training.lora import head_of
+    from foundation.training.state import seeded
+    from foundation.training.virtual_embedding import VirtualEmbedding, prompt_module
+
+    stock: Any = model
+    embedding = stock.get_input_embeddings()
+    files = scratch / "prompted"
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(parents=True)
+    with_virtual_tokens(source, files, embedding.num_embeddings, settings.tokens)
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    head = [parameter for parameter in head_of(model) if parameter.requires_grad]
+    model.requires_grad_(False)
+    with seeded(seed):
+        module = prompt_module(settings.tokens, settings.init, settings.encoder, embedding)
+    wrapped = VirtualEmbedding(embedding, module.to(embedding.weight.device), settings.tokens)
+    stock.set_input_embeddings(wrapped)
+    for parameter in (*head, *wrapped.prompt.parameters()):
+        parameter.requires_grad_(True)
+    yield Prompted(files, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
+    with torch.no_grad():
+        stock.set_input_embeddings(wrapped.merged())
+    stock.config.vocab_size = embedding.num_embeddings + settings.tokens
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(before.get(name, True))
