@@ -1,10 +1,10 @@
 """Answers of a labeller, stored by content: a second run, another recipe or more rows ask only what is new.
 
-    FOLDER/labeller-<digest of the model>.sqlite     table answers: key -> answer
-    key = blake2b(kind, prompt, gap, words)          log-probabilities of words: float32 [2, W]
-    key = blake2b(kind, prompt, settings, number)    texts: JSON
+    FOLDER/labeller-<digest of the model>/answers.sqlite     table answers: key -> answer
+    key = blake2b(kind, prompt, gap, words)                  log-probabilities of words: float32 [2, W]
+    key = blake2b(kind, prompt, settings, number)            texts: JSON
 
-The file is named after everything else that answers depend on: contents of the model and its number format, or URL and name of the model.
+The folder is named after everything else that answers depend on: contents of the model and its number format, or URL and name of the model.
 Answers are committed as they come, so that a run that was killed goes on after the last batch; SQLite lets several runs share the file.
 """
 
@@ -27,6 +27,7 @@ from foundation.artifacts.artifact import digest
 from foundation.core.arrays import Array
 from foundation.core.progress import Progress
 
+FILE = "answers.sqlite"
 WAIT_SECONDS = 600
 """How long a run waits for another one that writes."""
 
@@ -45,8 +46,8 @@ class Answers:
     """Incremented when equal queries would be answered otherwise."""
 
     def __init__(self, folder: Path, identity: dict[str, object], open_scorer: Callable[[], Scorer], progress: Progress) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / f"labeller-{digest({**identity, 'version': self.VERSION})[:16]}.sqlite"
+        self.file = folder / f"labeller-{digest({**identity, 'version': self.VERSION})[:16]}" / FILE
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         self.progress, self._open, self._scorer = progress, open_scorer, None
         with self._connected() as stored, stored:
             stored.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL) WITHOUT ROWID")

@@ -178,7 +178,7 @@ def _asked(labeller: Labeller, split: Split, num_labelled: int, context: Context
     asked += found.asked + selection.asked
     context.progress.log(
         f"  {stage}: {len(rows)} rows labelled with {len(labels.variants)} prompts; agreement {figures['agreement']:.3f}; "
-        f"{asked} new queries, answers in {labels.answers.file.name}"
+        f"{asked} new queries, answers in {labels.answers.file.parent.name}"
     )
     return Goal(rows, num_chosen, targets_nC, selection.log_p_nC, written, {**figures, "new_queries": asked})
 

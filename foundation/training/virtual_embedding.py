@@ -43,7 +43,7 @@ class VirtualEmbedding(nn.Module):
         """Returns one embedding, whose last k rows are the virtual tokens; `[vocabulary + k, D]`."""
         rows_kD = self.prompt(self.places).to(self.tokens.weight.dtype)
         weight = torch.cat([self.tokens.weight, rows_kD]).detach()
-        made = nn.Embedding(*weight.shape, device="meta")
+        made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
         made.padding_idx, made.weight = self.tokens.padding_idx, nn.Parameter(weight)
         return made
 
