@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from distill.choices import Student
 from distill.distill import Distill
 from distill.labeller.goal import depends
+from distill.labeller.scorer import Asked
 from foundation.data.splits import Split
 from foundation.labels.classes import ClassIds
+from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
@@ -47,17 +49,37 @@ def turned(split: Split) -> Split:
     return Split(split.rows, ClassIds(1 - split.labels.array))
 
 
-def test_the_student_learns_the_labels_of_the_language_model(make_context: Contexts, tmp_path: Path) -> None:
+class Contrary:
+    """Finds reviews that hold "great" bad, and all others good."""
+
+    def scores(self, asked: Sequence[Asked]) -> Iterator[tuple[list[int], np.ndarray]]:
+        for index, one in enumerate(asked):
+            bad = "great" in str(one.query.prompt)
+            yield [index], np.array([[[-1.0 if (word == "good") != bad else -5.0 for word in one.words], [1] * len(one.words)]])
+
+    def texts(self, *args: Any) -> list[str | None]:
+        raise AssertionError
+
+
+def test_the_student_learns_the_labels_of_the_language_model(
+    make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.labeller.goal._opened", lambda path, key: Contrary())
     context = make_context()
-    figures = run(stage(tmp_path, epochs=30), context, tmp_path / "out")
-    assert figures["losses"][-1]["loss"] < 0.7 * figures["losses"][0]["loss"]
+    figures = run(stage(tmp_path, epochs=12), context, tmp_path / "out")
+    assert figures["losses"][-1]["loss"] < 0.5 * figures["losses"][0]["loss"]
     assert figures["selection"]["metric"] == "accuracy against the teacher"
-    assert max(entry["value"] for entry in figures["selection"]["values"]) >= 0.8
+    assert max(entry["value"] for entry in figures["selection"]["values"]) >= 0.9
     assert (figures["teacher"], figures["teacher_logits"]) == (str(model()), "cached")
-    assert figures["labeller"]["variants"] == 1
-    assert figures["labeller"]["new_queries"] >= 48 + 20
-    assert sum(figures["labeller"]["selection_shares"].values()) == pytest.approx(1)
-    assert load(tmp_path / "out").config.num_hidden_layers == 2  # type: ignore[union-attr]
+    own = figures["labeller"]
+    assert (own["variants"], own["agreement"], own["selection_accuracy"]) == (1, 1, 0)  # positive rows hold "great"
+    assert own["new_queries"] >= 48 + 20
+    assert sum(own["selection_shares"].values()) == pytest.approx(1)
+    student = load(tmp_path / "out")
+    assert student.config.num_hidden_layers == 2  # type: ignore[union-attr]
+    train = context.data.train
+    logits = predict(student, context.preprocessor(tmp_path / "out"), train.rows, 16)
+    assert (logits.argmax(axis=1) == train.labels.array).mean() < 0.1
 
 
 def test_labels_of_the_data_are_not_read(make_context: Contexts, tmp_path: Path) -> None:

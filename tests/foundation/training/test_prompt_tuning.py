@@ -62,12 +62,14 @@ def peft_model(parent: Path, out: Path) -> Any:
 
 
 def preprocessor(folder: Path, context: Context) -> Preprocessor:
-    return dataclasses.replace(context, max_length=40).preprocessor(folder)
+    return dataclasses.replace(context, max_length=36).preprocessor(folder)
 
 
-def features(folder: Path, context: Context, padded: int) -> dict[str, torch.Tensor]:
-    given = preprocessor(folder, context).encode(ROWS, padded)
-    return {name: torch.from_numpy(value) for name, value in given.items()}
+def features(folder: Path, context: Context, rows: list[str]) -> dict[str, torch.Tensor]:
+    """The inputs of some texts, padded to the longest of them alone."""
+    given = preprocessor(folder, context).encode(rows, 0)
+    longest = int(given["attention_mask"].sum(axis=1).max())
+    return {name: torch.from_numpy(value[:, :longest]) for name, value in given.items()}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -79,25 +81,27 @@ def family(request: Any, checkpoint: Any, make_context: Contexts) -> tuple[Path,
 def test_torch_and_the_graph_compute_what_peft_computes(family: tuple[Path, Context], tmp_path: Path) -> None:
     parent, context = family
     tuned(context, tmp_path / "out")
-    texts = features(parent, context, 16)
+    peers, ours = peft_model(parent, tmp_path / "out"), load(tmp_path / "out")
+    expected = []
     with torch.no_grad():
-        expected = peft_model(parent, tmp_path / "out")(**texts).logits
-        given = features(tmp_path / "out", context, 16 + TOKENS)
-        assert given["input_ids"].shape[1] == texts["input_ids"].shape[1] + TOKENS
-        found = load(tmp_path / "out")(**given).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    assert (expected - expected[:1]).abs().max() > 0.1  # rows differ
+        for row in ROWS:  # alone: peft's model of a decoder reads the last place, padding or not
+            text, given = features(parent, context, [row]), features(tmp_path / "out", context, [row])
+            assert given["input_ids"].shape[1] == text["input_ids"].shape[1] + TOKENS
+            expected.append(peers(**text).logits)
+            torch.testing.assert_close(ours(**given).logits, expected[-1], rtol=0, atol=2e-6)
+    wanted, given = torch.cat(expected).numpy(), features(tmp_path / "out", context, ROWS)
+    assert abs(wanted - wanted[:1]).max() > 0.1  # rows differ
     prepared = preprocessor(tmp_path / "out", context)
     graph = export_float(Checkpoint(tmp_path / "out"), prepared, tmp_path / "onnx" / "model.onnx")
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     answers = session.run(None, {node.name: given[node.name].numpy() for node in session.get_inputs()})[0]
-    np.testing.assert_allclose(answers, expected.numpy(), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=2e-4)
 
 
 def test_without_its_virtual_tokens_a_model_answers_otherwise(family: tuple[Path, Context], tmp_path: Path) -> None:
     _, context = family
     tuned(context, tmp_path / "out")
-    model, given = load(tmp_path / "out"), features(tmp_path / "out", context, 0)
+    model, given = load(tmp_path / "out"), features(tmp_path / "out", context, ROWS)
     with torch.no_grad():
         rest = {name: value[:, TOKENS:] for name, value in given.items()}
         assert (model(**given).logits - model(**rest).logits).abs().max() > 1e-3
