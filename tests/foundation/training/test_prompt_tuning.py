@@ -52,7 +52,7 @@ def peft_model(parent: Path, out: Path) -> Any:
     base = transformers.AutoModelForSequenceClassification.from_pretrained(parent)
     learned = load(out).state_dict()
     own = base.state_dict()
-    head = {name: learned[name] for name in own if learned[name].shape == own[name].shape}
+    head = {name: learned[name] for name in own if not name.startswith(base.base_model_prefix)}  # other layers may be stored transposed
     base.load_state_dict({**own, **head})
     sizes = {"num_layers": 4, "num_attention_heads": 4, "token_dim": 16}
     model = peft.get_peft_model(base, peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=TOKENS, **sizes))
