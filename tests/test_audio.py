@@ -31,7 +31,7 @@ from tests.docs.clients import ask
 from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TASK = "audio-classification"
 CONFIGS = {

@@ -156,6 +156,7 @@ def test_serving_text_from_an_engine_that_does_not_generate_is_refused_in_one_li
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+@pytest.mark.whole
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
     from compress.recipe import read
     from foundation.labels.tasks import TASKS
@@ -211,6 +212,7 @@ def test_a_run_ends_in_its_figures_its_missed_goals_and_the_path_of_the_report(
     assert lines[-1] == "report      runs/x/report.html"
 
 
+@pytest.mark.whole
 def test_list_and_schema() -> None:
     assert "quantize" in compress("list")[1]
     assert "openvino" in compress("list", "engines")[1]
@@ -303,6 +305,7 @@ finally:
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("number", "swallowed"),
     [

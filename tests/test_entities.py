@@ -30,7 +30,7 @@ from tests.export import sentiment
 from tests.report_keys import undocumented
 from triton_repo.triton_repo import TritonRepo
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TASK = "token-classification"
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [16], "threads": 1}

@@ -22,7 +22,7 @@ from tests import tiny_captions, without_clocks
 from tests.report_keys import undocumented
 from tests.tiny_captions import TASK
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 FINETUNE = {"finetune": {"epochs": 12, "learning_rate": 3e-3, "batch_size": 64}}
 RIGHT = 0.3

@@ -27,7 +27,7 @@ from tests.problems import raises_problem
 from tests.report_keys import undocumented
 from tests.tiny_towers import LENGTH, TASK
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 FINETUNE = {"finetune": {"epochs": 12, "learning_rate": 3e-3, "batch_size": 32}}
 

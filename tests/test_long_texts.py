@@ -189,6 +189,7 @@ def test_a_run_with_windows_is_served_as_it_was_evaluated(tmp_path: Path, monkey
     assert np.abs(answers[1] - answers[2]).max() > 1e-3  # the last word stands behind the first window
 
 
+@pytest.mark.whole
 def test_repositories_for_gpus_are_refused(tmp_path: Path) -> None:
     target = {"engines": ["openvino", "tensorrt"], "batch_sizes": [1], "sequence_lengths": [LENGTH], "threads": 1}
     with raises_problem("data.windows", "given", "repository for GPUs truncates", "serve on the cpu"):

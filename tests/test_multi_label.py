@@ -28,7 +28,7 @@ from tests.once import made_once
 from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TASK = "multi-label-classification"
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}

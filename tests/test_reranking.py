@@ -21,7 +21,7 @@ from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 
 def recipe(folder: Path, stages: list[Any], train: int = 0) -> Any:

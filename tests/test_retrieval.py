@@ -26,7 +26,7 @@ from tests.export import sentiment
 from tests.problems import raises_problem
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
 METRICS = ["ndcg@10", "mrr@10", "recall@100"]

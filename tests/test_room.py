@@ -14,6 +14,8 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from tests.test_pipeline import RAW
 
+pytestmark = pytest.mark.whole
+
 
 def test_nothing_runs_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for here, word in ((Room(1000, 10**13, tmp_path), "disk:"), (Room(10**13, 1000, tmp_path), "memory:")):

@@ -9,6 +9,8 @@ import pytest
 
 from triton_repo import environment
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[1]
 CI_VARIABLES = {"CI", "TF_BUILD", "JENKINS_URL"}
 WATCHED = """

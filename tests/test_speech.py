@@ -110,6 +110,7 @@ def test_a_quantized_model_reads_what_the_float_model_reads(tmp_path: Path, monk
     assert len(golden) > 1000
 
 
+@pytest.mark.whole
 def test_a_checkpoint_is_one_of_transformers_and_padding_changes_nothing(tmp_path: Path) -> None:
     from transformers import AutoModelForCTC, Wav2Vec2CTCTokenizer
 

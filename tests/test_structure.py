@@ -54,6 +54,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.whole
 def test_no_files_import_each_other_in_a_circle() -> None:
     graph = {name: imports(path) - {name} for name, path in MODULES.items()}
     try:

@@ -23,6 +23,8 @@ from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

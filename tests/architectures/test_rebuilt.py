@@ -16,6 +16,8 @@ from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 TIED = (
     "bart",
     "bart (text to text)",

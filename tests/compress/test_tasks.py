@@ -29,6 +29,8 @@ from foundation.labels.value import Numbers, ValueAnswer
 from foundation.measure.metrics import METRICS, Metric, primary
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
 TOY = "image-ageing"

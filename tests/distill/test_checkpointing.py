@@ -24,6 +24,8 @@ from quantize.quantize import Quantize
 from tests.distill.processes import context_of
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 SHORT = {"learning_rate": 2e-3, "batch_size": 12, "epochs": 1}
 STAGES: dict[str, Stage] = {
     "finetune": Finetune(**SHORT),

@@ -186,6 +186,7 @@ def test_losses_for_one_stack_are_refused(loss: str, tmp_path: Path) -> None:
         Distill.model_validate({"student": {"layers": 1}, "loss": loss}).check(config, config, given)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_student_of_fewer_layers_learns_answers_and_hidden_states(kind: str, tmp_path: Path) -> None:
     given = context(kind, tmp_path)

@@ -27,6 +27,8 @@ from foundation.training.train import Batch
 from tests.problems import raises_problem
 from tests.soft_target import soft_target
 
+pytestmark = pytest.mark.whole
+
 Contexts = Callable[..., Context]
 
 

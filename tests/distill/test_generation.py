@@ -29,6 +29,8 @@ from foundation.training.rows import Rows
 from foundation.training.train import Batch
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def context(told: Any, tmp_path: Path) -> Context:

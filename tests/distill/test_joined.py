@@ -25,6 +25,8 @@ from foundation.training.finetune import Finetune
 from tests.distill import processes, rows_together
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 STEADY = {"learning_rate": 2e-3, "epochs": 1}
 Trained = tuple[dict[str, Any], dict[str, Tensor]]
 Train = Callable[..., Trained]

@@ -34,6 +34,8 @@ from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, prepr
 from tests.foundation import tiny_gpt
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 LENGTH = tiny_gpt.LENGTH
 
 

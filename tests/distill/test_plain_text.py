@@ -218,6 +218,7 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
     assert (mixing["mixed_answers"] >= 0).all()
 
 
+@pytest.mark.whole
 def test_augmented_training_is_the_same_again(make_context: Contexts, tmp_path: Path) -> None:
     losses = []
     for name in ("a", "b"):
@@ -229,6 +230,7 @@ def test_augmented_training_is_the_same_again(make_context: Contexts, tmp_path: 
     assert losses[0] == losses[1]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("pack", [True, False])
 def test_a_corpus_teaches_the_inside_and_leaves_the_head(pack: bool, make_context: Contexts, extra: Path, tmp_path: Path) -> None:
     context = make_context()
@@ -290,6 +292,7 @@ def test_the_key_of_a_stage_knows_the_text(extra: Path, make_context: Contexts) 
     assert small().depends(context) is None
 
 
+@pytest.mark.whole
 def test_any_model_of_the_kind_teaches_on_a_corpus(extra: Path, make_context: Contexts, make_model: Any, tmp_path: Path) -> None:
     """A backbone without a head for the task, as pretraining leaves it."""
     import dataclasses

@@ -27,6 +27,8 @@ from foundation.standalone.preprocess import TokenPair
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, sources
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 LENGTH = 16
 PROGRESS = ConsoleProgress("silent")
 

@@ -200,6 +200,7 @@ def test_contradictions_are_found_at_once(given: Any) -> None:
         Student(**given)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 def test_a_student_of_another_shape_has_new_weights(
     kind: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context]

@@ -15,6 +15,8 @@ import yaml
 
 from tests.docs.blocks import ROOT, Block, blocks
 
+pytestmark = pytest.mark.whole
+
 PAGES = sorted((ROOT / "docs" / "how-to" / "extend").glob("*.md"))
 PACKAGES = ("compress", "foundation", "distill", "prune", "quantize", "export", "triton_repo", "tests", "recipes", "docs")
 TABLE_TESTS = ("tests/compress/test_tasks.py", "tests/compress/report/test_page.py")

@@ -25,6 +25,8 @@ from foundation.schemes.checkpoint import apply_quantization, load_quantization,
 from foundation.schemes.int8 import DynamicInt8Linear, quantize
 from tests.export.test_compressed_tensors import ZERO_POINTS, scales_of, their_codes
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = TemporaryDirectory(prefix="compressed-encoders-")
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 60}
 MODERN = {**SIZES, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}

@@ -26,6 +26,8 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 
 @dataclass(frozen=True)
 class Untouched(Split):

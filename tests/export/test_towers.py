@@ -38,7 +38,7 @@ from quantize.quantize import Quantize
 from tests import tiny_towers
 from tests.tiny_towers import LENGTH, TASK
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TARGET = Target(engines=("onnxruntime",), batch_sizes=(1, 2), sequence_lengths=(16,), threads=1)
 

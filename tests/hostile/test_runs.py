@@ -43,6 +43,7 @@ def step(run: Path, name: str) -> Path:
     return next((run / "stages").glob(f"{name}-????????"))
 
 
+@pytest.mark.whole
 def test_the_run_is_good_as_it_is(run: Path) -> None:
     assert compress("report", str(run))[0] in (0, 3, 4)
     assert compress("verify", str(run)) == (0, "")

@@ -15,6 +15,8 @@ from prune.cost import ShapeCost, count_of, with_count
 from prune.surgery import KeptUnits, shrink
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 LENGTH = 8
 

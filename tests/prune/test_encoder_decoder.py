@@ -20,6 +20,8 @@ from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, ch
 from tests.export.generation.tiny_encoder_decoders import sources as drawn_sources
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 WITH_TABLES = ("t5", "mt5", "umt5", "longt5")
 """Kinds whose heads stay: a table of relative positions has an entry for each."""

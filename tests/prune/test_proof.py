@@ -18,6 +18,8 @@ from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VOCABULARY
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 KINDS = (
     "gpt_neox",  # query, key and value head by head

@@ -20,6 +20,8 @@ from prune.prune import Prune
 from prune.selection import Incoming, Limits, Scores, lowest_share, select
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 
 

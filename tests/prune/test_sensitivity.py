@@ -17,6 +17,7 @@ from tests.seldom import seldom
 KEY = "stages.prune"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", seldom(["bert", "gpt2", "vit", "llama"], ["gpt2", "vit"]))
 def test_distances_are_those_of_the_shrunk_model(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model, features = make_model(kind), make_features(kind)

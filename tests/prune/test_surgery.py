@@ -24,6 +24,8 @@ from prune.proof import prove
 from prune.surgery import KeptUnits, head_numbers, indices, shrink
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
 RELATIVES = ("roberta", "distilbert", "qwen2_moe", "qwen3_moe")
 """Kinds of which another one is shaped alike: the slow tests cut them."""
@@ -249,7 +251,6 @@ def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
     return large
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("kind", seldom([*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"], RELATIVES))
 @FEW
 @given(data=st.data())

@@ -63,6 +63,7 @@ def test_the_exponent_is_that_of_the_loop(seed: int, symmetric: bool) -> None:
     assert all((grid.zero_point is None) == symmetric for grid in grids)
 
 
+@pytest.mark.whole
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(1, 30), st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_the_error_is_never_above_that_of_the_nearest(
@@ -106,6 +107,7 @@ def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": torch.randint(0, 50, (8, 12), generator=generator)}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_llama_computes_the_same_and_its_layers_err_less(symmetric: bool) -> None:
     model = llama()

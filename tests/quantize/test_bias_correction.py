@@ -20,6 +20,8 @@ from quantize import steps
 from quantize.bias_correction import correct_biases
 from quantize.quantize import Quantize
 
+pytestmark = pytest.mark.whole
+
 
 class Net(nn.Module):
     """Two layers read the input, a third their sum, a fourth runs twice."""

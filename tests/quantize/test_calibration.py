@@ -95,6 +95,7 @@ def test_mse_is_as_good_as_a_search_over_all_the_data(shape: str) -> None:
     assert brute_noise(x, mse_threshold(histogram(x))) <= 1.01 * best
 
 
+@pytest.mark.whole
 def test_mse_clips_what_is_rare_and_keeps_what_is_common() -> None:
     assert mse_threshold(histogram(sample("uniform"))) == pytest.approx(3, rel=0.02)
     assert mse_threshold(histogram(sample("normal"))) < float(np.abs(sample("normal")).max())
@@ -115,6 +116,7 @@ def naive_divergence(counts: np.ndarray, bins: int) -> float:
     return float(scipy.stats.entropy(fine, coarse)) if coarse.sum() else math.inf
 
 
+@pytest.mark.whole
 @given(st.integers(ENTROPY_LEVELS, 260), st.integers(0, 2**31), st.floats(0, 1))
 @settings(max_examples=12)
 def test_divergences_are_those_of_the_written_out_method(bins: int, seed: int, full: float) -> None:
@@ -149,6 +151,7 @@ def test_zeros_do_not_move_the_entropy_threshold() -> None:
     assert entropy_threshold(histogram(x)) == entropy_threshold(histogram(x, np.zeros(10**6)))
 
 
+@pytest.mark.whole
 @given(st.lists(ARRAYS, min_size=1, max_size=8))
 @settings(max_examples=20)
 def test_the_moving_average_is_that_of_the_largest_of_each_batch(arrays: list[np.ndarray]) -> None:
@@ -175,6 +178,7 @@ def test_the_clipped_share_is_right_to_one_bin() -> None:
     assert clipped_share(Histogram(), 1.0) == 0
 
 
+@pytest.mark.whole
 @given(st.lists(ARRAYS, min_size=1, max_size=6), st.randoms(use_true_random=False))
 @settings(max_examples=20, deadline=None)
 def test_order_and_batches_change_nothing(arrays: list[np.ndarray], random) -> None:

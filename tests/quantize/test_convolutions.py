@@ -67,6 +67,7 @@ def test_a_transformer_whose_layers_are_convolutions_is_made_of_them() -> None:
     assert kept == {"mobilevitv2.conv_stem.convolution": READS_IMAGE}
 
 
+@pytest.mark.whole
 def test_the_setting_overrides_the_rule() -> None:
     assert split("vit", choice=True) == ({"vit.embeddings.patch_embeddings.projection"}, {})
     chosen, kept = split("resnet", choice=False)

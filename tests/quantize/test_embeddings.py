@@ -30,6 +30,8 @@ from tests.export.generation.test_codes import FLOAT, logits
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(-6, 6))

@@ -25,6 +25,8 @@ from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 EXPERTS = 2 * 4 * 2
 """Layers, experts, products of each."""
 ATTENTION = 2 * 4

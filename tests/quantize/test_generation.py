@@ -29,6 +29,8 @@ from quantize.quantize import Quantize
 from quantize.trial import Trial
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def context(told, tmp_path: Path) -> Context:

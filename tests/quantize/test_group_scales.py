@@ -93,6 +93,7 @@ def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size
     assert (after <= before * (1 + 1e-4) + 1e-9).all()
 
 
+@pytest.mark.whole
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 20), st.integers(1, 8), st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inputs: int, group_size: int, symmetric: bool) -> None:

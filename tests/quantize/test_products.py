@@ -31,6 +31,8 @@ from quantize.products import check_attention, observe, sites_of
 from quantize.quantize import Quantize
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 SELF = "bert.encoder.layer.{}.attention.self"
 RESIDUALS = [f"bert.encoder.layer.{i}.{dense}.dense/residual" for i in range(2) for dense in ("attention.output", "output")]
 PRODUCTS = [f"{SELF.format(i)}/{kind}" for i in range(2) for kind in ("qk", "pv")]

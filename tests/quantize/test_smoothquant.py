@@ -43,6 +43,8 @@ from quantize.smoothquant import (
 )
 from tests.quantize import outliers
 
+pytestmark = pytest.mark.whole
+
 
 def logits(folder: Path, context: Context) -> np.ndarray:
     processor = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)

@@ -64,6 +64,7 @@ def overload(service_s: float, load: float, seconds: float, seed: int, stall_at:
     return done
 
 
+@pytest.mark.whole
 @settings(max_examples=12)
 @given(st.floats(0.001, 0.01), st.floats(1.5, 6.0), st.integers(0, 2**20))
 @example(0.009765625, 5.0, 16486)  # more arrive before the first answer than could be answered in time

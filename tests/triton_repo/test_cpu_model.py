@@ -27,6 +27,8 @@ from triton_repo.config import from_text
 from triton_repo.cpu_engines.openvino import DIGEST_BYTES, KEPT, Engine, digest
 from triton_repo.live import KEPT as NAMED
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def serve(tmp_path, monkeypatch):

@@ -27,6 +27,8 @@ from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.divided import NOT_RUN, ROOT, files, write_divided_repository
 from triton_repo.triton_repo import TritonRepo
 
+pytestmark = pytest.mark.whole
+
 NAME = "quantize-tensor-parallel-2"
 DIVIDED = DividedVariant(variant="quantize", ranks=2, folder=NAME)
 BUILD = Build(variant="quantize", precision="int8", folder="quantize-int8")

@@ -124,6 +124,7 @@ def test_triton_answers_grpc_itself_only_where_nobody_has_to_show_a_key(
         assert problem.given == f"given with {given}, and Triton's gRPC checks no keys"
 
 
+@pytest.mark.whole
 def test_a_front_without_grpc_serves_http_alone() -> None:
     with front(Entrance(grpc="triton"), "") as settings:
         ports = {settings.http_port, settings.metrics_port}
@@ -208,6 +209,7 @@ def status(url: str, context: ssl.SSLContext | None, key: str | None) -> int:
         return error.code
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("tls", [True, False])
 def test_http_and_grpc_ask_for_the_key(tls: bool, certificate: tuple[str, str]) -> None:
     context = ssl.create_default_context(cafile=certificate[0]) if tls else None
@@ -237,6 +239,7 @@ async def described(url: str, ca: str) -> Model:
         return await connection.model("m")
 
 
+@pytest.mark.whole
 def test_our_clients_send_the_key_and_trust_the_certificate(certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with front(Entrance("127.0.0.1", *certificate), KEY) as settings:
         for url in (f"grpcs://127.0.0.1:{settings.grpc_port}", f"https://127.0.0.1:{settings.http_port}"):

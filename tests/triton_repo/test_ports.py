@@ -101,6 +101,7 @@ def test_serve_says_so_in_one_line_before_anything_is_started(
     assert "is taken" in line
 
 
+@pytest.mark.whole
 def test_a_port_that_is_taken_while_triton_starts_is_named_too(tmp_path: Path, taken: int) -> None:
     (tmp_path / "repository").mkdir()
     one = Service(tmp_path / "repository", SimpleNamespace(versions={}), tmp_path / "log", ports=(0, 0, taken))  # type: ignore[arg-type]

@@ -148,6 +148,7 @@ def test_more_flips_fail_and_name_the_first_row(model):
         compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("flips", "passed"), [(5, True), (6, False)])
 def test_served_rows_may_flip_as_often_as_those_of_an_engine(tmp_path, flips, passed):
     """Of 872 rows five may differ, in export, `verify` and here: one rule."""

@@ -13,6 +13,8 @@ from compress.recipe import check
 from foundation.core.errors import InputError
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 STAGES: list[Any] = [
     {"finetune": {"epochs": 1}},
     {"prune": {"sparsity": 0.3, "multiple_of": 8, "recover": {"epochs": 1, "distill": True}}},

@@ -22,6 +22,8 @@ from tests.tiny_recipes import tiny_vit
 pytest.importorskip("mcp", reason="the extra `mcp`, which `dev` includes, is not installed")
 from mcp import Client, StdioServerParameters
 
+pytestmark = pytest.mark.whole
+
 STAND_IN = """
 import json, os, signal, sys, time
 

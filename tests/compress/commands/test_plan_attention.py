@@ -23,6 +23,8 @@ from foundation.models.size import count
 from tests import without_clocks
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 TASK = "text-classification"
 H, F, LAYERS, LABELS = 32, 64, 2, 2
 MODERN = {

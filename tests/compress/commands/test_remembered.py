@@ -17,6 +17,8 @@ from compress.commands.remembered import remembered
 from compress.recipe import check
 from tests.test_pipeline import RAW
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -27,6 +27,8 @@ from tests.html_tree import tree
 from tests.report_keys import undocumented, unwritten
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 LABELS, FLOAT = classes(60, 1)
 INT8 = classes(60, 2, 0.7)[1]
 OTHER = classes(60, 3, 0.6)[1]

@@ -26,6 +26,8 @@ from quantize.training.planned import int8_layers
 from quantize.training.qat import WithoutDropout
 from tests.training_memory import KINDS, LAYERS, Alive
 
+pytestmark = pytest.mark.whole
+
 LENGTH, ROWS = 96, 8
 
 

@@ -90,6 +90,7 @@ def test_weights_are_those_of_the_published_sizes() -> None:
     assert [round(found[name].total / 1e9, 2) for name in ("7B", "70B", "mixtral")] == [6.74, 68.98, 46.7]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["bert-large", "7B"])
 def test_no_weight_is_lost(name: str) -> None:
     task = "text-generation" if name == "7B" else "text-classification"
@@ -330,6 +331,7 @@ def counted_model(name: str) -> tuple[Task, Model]:
     return task, Model(with_class(given, task), "fp16", TASKS[task].generates)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", COUNTED)
 def test_the_fullest_device_of_a_pipeline_holds_what_its_stage_reads(name: str) -> None:
     """Which end reads a weight outside of the blocks is found by gradients; mixtures have theirs where Llama has them."""

@@ -14,6 +14,8 @@ from compress.devices.spec import Devices, Link
 from compress.devices.trained import Training, in_flight, needed, proposal, proposals
 from foundation.core.target import Parallel
 
+pytestmark = pytest.mark.whole
+
 BERT = transformers.BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64)
 TABLES = (100 + 512 + 2 + 2) * 32
 BLOCK = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 4 * 32

@@ -26,6 +26,8 @@ from foundation.training.optimizers import optimizer_of
 from foundation.training.recompute import recomputed
 from tests.training_memory import KINDS, LAYERS, SIZES, Alive
 
+pytestmark = pytest.mark.whole
+
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

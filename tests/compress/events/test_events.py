@@ -318,6 +318,7 @@ events.write(Log(message="two"))
 """
 
 
+@pytest.mark.whole
 def test_standard_output_holds_events_alone() -> None:
     ran = subprocess.run([sys.executable, "-c", TAKEN], cwd=ROOT, capture_output=True, text=True, check=True)
     before, *events = ran.stdout.splitlines()

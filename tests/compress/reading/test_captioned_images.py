@@ -19,6 +19,8 @@ from tests import tiny_captions
 from tests.problems import raises_problem
 from tests.tiny_captions import TASK
 
+pytestmark = pytest.mark.whole
+
 
 def load(folder: Path, **more: Any) -> Data:
     given = {"path": str(folder), "columns": {"text": "caption"}, **more}

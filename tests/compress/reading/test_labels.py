@@ -157,6 +157,7 @@ def test_names_that_are_alike_are_matched_by_their_letters_alone() -> None:
         ids(["x"], ("x ", " x"))
 
 
+@pytest.mark.whole
 @given(st.lists(st.text("aAbB \u00e9e\u0301", min_size=1, max_size=3).filter(str.strip), min_size=1, max_size=5, unique=True), st.data())
 def test_every_name_finds_itself_and_no_two_names_are_mixed_up(names: list[str], data: st.DataObject) -> None:
     given = data.draw(st.permutations(names))

@@ -16,6 +16,8 @@ from foundation.labels.next_token import NO_CHOICE, Tokens
 from foundation.labels.value import Numbers
 from foundation.measure.metrics import METRICS
 
+pytestmark = pytest.mark.whole
+
 Draw = Callable[[np.random.Generator, int], "Drawn"]
 MANY, FEW = 60, 12
 

@@ -230,6 +230,7 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
     assert found.n == (labels != IGNORED).sum()
 
 
+@pytest.mark.whole
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:

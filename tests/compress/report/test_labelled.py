@@ -18,6 +18,8 @@ from tests.compress.report.test_page import make_report
 from tests.html_tree import Node, tree
 from tests.plain_reports import render
 
+pytestmark = pytest.mark.whole
+
 START, END = "<!DOCTYPE html><html><head><style>b>i{}</style></head><body>", "</body></html>"
 
 

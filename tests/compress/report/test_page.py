@@ -262,6 +262,7 @@ def test_what_was_not_measured_is_said_and_never_blank(report: dict[str, Any]) -
     assert "0 %" not in page.text
 
 
+@pytest.mark.whole
 def test_any_null_leaves_a_well_formed_page() -> None:
     """Keys at the top one by one, as each hides much of the page; the others two by two, far from each other."""
     whole = make_report()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from compress.report.model.contents import Contents
 from foundation.machine.parallel import joined
 from tests.ranks import in_ranks
+
+pytestmark = pytest.mark.whole
 
 MADE = {"name": "a", "task": "text-classification", "created": "2026-01-01T00:00:00+00:00"}
 

@@ -22,6 +22,8 @@ from foundation.models.config import ModelConfig
 from foundation.models.importing import check_model, import_model
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 
 def recipe(folder: Path, max_length: int = 16) -> Recipe:
     data = folder.parent / "data.tsv"

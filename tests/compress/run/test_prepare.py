@@ -18,6 +18,8 @@ from foundation.schemes import int8
 from tests.problems import raises_problem
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 
 def recipe(stages: list[Any], **target: Any) -> Any:
     return check(tiny_vit("tiny") | {"target": target, "stages": [{"finetune": {"epochs": 1}}, *stages]})

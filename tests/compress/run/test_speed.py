@@ -57,6 +57,7 @@ def test_a_damaged_file_is_measured_again(text: str, asked: list[int], tmp_path:
     assert asked == [2, 2]
 
 
+@pytest.mark.whole
 def test_what_is_measured_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPEATS", 1)
     found = measured(1)

@@ -38,6 +38,8 @@ from foundation.measure.engine_process import EngineError
 from tests.compress.search.tiny import tiny_search
 from tests.plain_reports import contents
 
+pytestmark = pytest.mark.whole
+
 FINETUNE: dict[str, Any] = {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}
 PRUNE: dict[str, Any] = {"prune": {"sparsity": 0.3, "granularity": ["ffn"], "multiple_of": 8, "recover": {"epochs": 2}}}
 PRUNED: dict[str, Any] = {"prune.sparsity": [0.1, 0.4]}

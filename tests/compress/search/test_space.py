@@ -105,6 +105,7 @@ def natural_ranges() -> list[tuple[Range, list[float]]]:
     return found
 
 
+@pytest.mark.whole
 def test_a_grid_holds_the_numbers_that_a_recipe_would_give(tmp_path: Path) -> None:
     natural = natural_ranges()
     assert len(natural) == 600

@@ -13,6 +13,8 @@ from compress.search.study import JOURNAL, VALUES, WAVE, FileLock, Study
 from foundation.core.errors import InputError
 from tests.compress.search.tiny import tiny_search
 
+pytestmark = pytest.mark.whole
+
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]
 SPACE: dict[str, Any] = {"prune.sparsity": [0.3, 0.8], "quantize.mode": ["ptq", "qat"]}
 

@@ -151,6 +151,7 @@ def test_a_risk_above_the_bound_is_certified_seldom_enough_in_all_draws(bound: f
     assert wrong <= Fraction(alpha)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("drop", [None, 0.02])
 def test_draws_from_a_pool_are_above_the_bound_seldom_enough_and_use_most_of_it(drop: float | None) -> None:
     pool, _ = population(20_000, seed=1)

@@ -79,6 +79,7 @@ def test_what_is_slower_than_the_original_stands_not_before_it() -> None:
         faster([last], last, KEY)
 
 
+@pytest.mark.whole
 def test_the_set_with_the_least_time_is_taken() -> None:
     rng = np.random.default_rng(0)
     n, last = 800, original(found(), "baseline", KEY)

@@ -16,6 +16,8 @@ from foundation.core.errors import InputError
 from foundation.models.layers.experts import separate_experts, with_separate_experts
 from tests.export.divided.divided_checkpoints import FAMILIES, answers, divided_answers, inputs, quantized
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.export.tensor_parallel"
 FAMILY = "qwen3-moe"
 

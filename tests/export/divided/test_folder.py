@@ -24,6 +24,8 @@ from foundation.schemes.int8 import quantize as codes_of
 from foundation.schemes.scales import SMALLEST_SCALE
 from tests.export.divided.divided_checkpoints import FAMILIES, answers, divided_answers, inputs, quantized
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.export.tensor_parallel"
 CASES = [("bert", "w8a8, smooth", 2), ("vit", "w4a16, zero points", 4), ("llama", "w4a16", 4)]
 SCHEMES = ("w8a8", "w8a8, smooth", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "fp8")

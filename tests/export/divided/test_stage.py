@@ -17,6 +17,8 @@ from tests.export import sentiment
 from tests.plain_reports import contents
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 
 def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})

@@ -81,6 +81,7 @@ def test_the_list_of_calls_is_whole():
     assert {"ERROR", "INTERNAL_ERROR"} <= set(dir(rtx.ILogger.Severity))
 
 
+@pytest.mark.whole
 def test_no_other_file_calls_tensorrt():
     """Others pass the module on, and ask it for its version."""
     for path in [*(ROOT / "export").rglob("*.py"), *(ROOT / "triton_repo").rglob("*.py"), *(ROOT / "compress").rglob("*.py")]:

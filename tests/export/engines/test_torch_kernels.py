@@ -33,6 +33,8 @@ from tests.export import sentiment
 from tests.export.fused import encoders
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
 
 

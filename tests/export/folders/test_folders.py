@@ -82,6 +82,7 @@ def test_onnx_runtime_with_default_settings_gives_the_logits_of_the_engine(
     assert found.built.engine.engine == "onnxruntime"
 
 
+@pytest.mark.whole
 def test_openvino_gives_the_logits_of_the_engine(int8_build: Path, prepared: Preprocessor, tmp_path: Path) -> None:
     published("openvino", source(int8_build, sentiment.quantized()), tmp_path / "out")
     assert {"openvino_model.xml", "openvino_model.bin", "config.json", "tokenizer.json"} <= {

@@ -14,6 +14,8 @@ from tests.export.fused import encoders
 from tests.export.fused.encoders import Answers, Shape, Ways
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 RAGGED = {"heads": [(0, 1, 3), (2,)], "ffn": [range(0, 96, 3), range(37)]}
 SHAPES = {

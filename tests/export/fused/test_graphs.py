@@ -110,6 +110,7 @@ def test_a_cuda_graph_answers_as_the_pass_does() -> None:
         assert torch.equal(run(rows_of(*lengths)).cpu(), sums(rows_of(*lengths)))
 
 
+@pytest.mark.whole
 def test_what_a_pass_reads_lives_as_long_as_its_recording() -> None:
     def recorded() -> tuple[Any, Any]:
         rows = rows_of(3)

@@ -18,6 +18,8 @@ from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
 
+pytestmark = pytest.mark.whole
+
 BEST = CANDIDATES[3]
 GELU = Output("gelu", scale=0.1)
 

@@ -38,7 +38,7 @@ from tests.export.generation.genai_checkpoints import checkpoint
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, with_spread_weights
 from tests.foundation import tiny_gpt
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 SETTINGS = Generation(prompts=6, tokens=5)
 
@@ -60,7 +60,6 @@ def exported(kind: str, tmp_path: Path, settings: Generation = SETTINGS, **chang
     return found
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "modes"), [("gpt2", ["paged"]), pytest.param("mistral", ["stateful", "paged"], marks=pytest.mark.slow)], ids=str
 )
@@ -95,7 +94,6 @@ def random_blocks(count: int, seed: int) -> Split:
     return Split(list(rows), labels_of(rows, 31))
 
 
-@pytest.mark.whole
 def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> None:
     """Of this model it changes more answers than the gate allows."""
     baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})
@@ -117,7 +115,6 @@ def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> Non
     assert near < 1e-4 < far
 
 
-@pytest.mark.whole
 def test_a_compressed_checkpoint_answers_some_of_the_prompts_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement_module, "OWN_PROMPTS", 3)
     baseline = Artifact(checkpoint("llama"), {"id": "baseline", "digest": "", "parents": []})
@@ -141,7 +138,6 @@ def test_a_compressed_checkpoint_answers_some_of_the_prompts_in_torch(tmp_path: 
     assert found["quantize"].baseline.identical < SETTINGS.prompts  # or any rows would do
 
 
-@pytest.mark.whole
 def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path) -> None:
     """On a processor without bf16 there is one mode, and nothing to mix up."""
     baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})
@@ -156,7 +152,6 @@ def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path
     assert {entry["float_precision"] for entry in engines} == ({"bf16", "fp32"} if computes_bf16(given) else {"fp32"})
 
 
-@pytest.mark.whole
 def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(process: EngineProcess, prompts: Any, decoding: Decoding, on_tokens: Any) -> list[Answer]:
         return [Answer((tuple(range(decoding.max_tokens)),), ()) for _ in prompts]
@@ -166,7 +161,6 @@ def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: py
         exported("gpt2", tmp_path)
 
 
-@pytest.mark.whole
 def test_a_model_without_keys_and_values_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: object) -> None:
         raise InputError("model", "generation needs a decoder that keeps keys and values of every layer")

@@ -17,6 +17,8 @@ from foundation.core.errors import InputError
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 NEW_TOKENS = 16
 PENALTY = 3.0
 """Random models repeat one token, and an error would be lost in that."""
@@ -72,7 +74,6 @@ QUICK = {"bloom", "mistral"}
 """Positions that are biases, and windows, next to padding. `test_openvino_genai` asks seven kinds for their tokens, on the same graphs."""
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - QUICK))
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     model = decoder(kind)

@@ -15,6 +15,8 @@ from foundation.core.errors import InputError
 from foundation.standalone import chat_template
 from tests.foundation import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 TOOLS = "{{ raise_exception('Give tools.') }}"
 MAPS = "{{ messages[0] | tojson }}"

@@ -25,6 +25,8 @@ from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
+pytestmark = pytest.mark.whole
+
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
 BLOCKS = "w4a8-block"

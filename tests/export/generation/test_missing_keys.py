@@ -57,6 +57,7 @@ def test_what_keeps_keys_and_values_is_taken(kind: str) -> None:
     assert told(CONFIGS[kind]()) is None
 
 
+@pytest.mark.whole
 def test_a_hybrid_whose_layers_are_all_attention_is_taken_and_has_a_graph() -> None:
     config = CONFIG_MAPPING["granitemoehybrid"](**GRANITE, layer_types=["attention", "attention"])
     assert told(config) is None

@@ -32,6 +32,8 @@ from foundation.standalone.stretches import FILE, stretches
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
 
+pytestmark = pytest.mark.whole
+
 CONTEXT, ORIGINAL, HALF = 1024, 40, 8
 SHAPE: dict[str, Any] = {**GROUPED, "max_position_embeddings": CONTEXT}
 FACTORS = {"short_factor": [1.0] * HALF, "long_factor": [1.0 + 3 * place for place in range(HALF)]}

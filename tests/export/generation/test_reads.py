@@ -13,6 +13,8 @@ from foundation.models.checkpoint import load_float
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
 from tests.export.generation.test_codes import ZERO_POINTS
 
+pytestmark = pytest.mark.whole
+
 
 def weights(kind: str) -> tuple[int, int]:
     """Returns the number of weights of the blocks' linear layers, and of the head."""

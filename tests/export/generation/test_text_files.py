@@ -15,6 +15,8 @@ from foundation.models.folder import Checkpoint
 from foundation.standalone.language_text import LanguageText
 from tests.foundation.standalone.test_language_text import digits_apart
 
+pytestmark = pytest.mark.whole
+
 PLAIN = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
 APART = '{{ "\\"<b>\\"" | tojson }}{% for m in messages %}{{ m.content.split("\\n")[0] | title }}{{ m | tojson }}{% endfor %}'
 """A template that OpenVINO GenAI does not render as Transformers does."""

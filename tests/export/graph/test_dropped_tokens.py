@@ -41,6 +41,7 @@ def select(program: Program, x: str, scores_of: str) -> str:
     return program.add("GatherND", [x, pairs], ["batch", KEPT, WIDTH])
 
 
+@pytest.mark.whole
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=8), st.integers(0, 9), st.booleans(), st.integers(0, 99))
 def test_random_graphs_answer_as_before(steps, scored, also_in_full, seed):
     program = Program(seed)

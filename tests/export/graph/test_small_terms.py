@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from export.graph import small_terms
 
+pytestmark = pytest.mark.whole
+
 
 class Guarded(nn.Module):
     """What models guard, and what an optimizer may take away: `x + 0` and `x * 1`."""

@@ -145,6 +145,7 @@ def check(model: onnx.ModelProto, least: int = 2, change: Change = drop_unread_t
 STEPS = ("tanh", "norm", "linear", "residual", "attention", "biased", "heads", "tokens", "mean")
 
 
+@pytest.mark.whole
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=8), st.integers(0, 2), st.booleans(), st.integers(0, 99))
 def test_random_graphs_answer_as_before(steps, token, also_in_full, seed):
     program = Program(seed)

@@ -18,6 +18,8 @@ from export.kernels.gemm import Tile
 from foundation.core.errors import InputError
 from tests.export.kernels.calls import int8_gemm
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 METHODS = get_args(Method)
 MOST_OFF = {"exact": 1e-4, "fitted": 1e-4, "logistic": 3e-4, "tanh": 2e-2}

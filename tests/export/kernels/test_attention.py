@@ -16,6 +16,8 @@ from export.kernels.attention import Scores
 from foundation.core.errors import InputError
 from tests.export.kernels.calls import packed_attention
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 63, 64, 65, 130]), min_size=1, max_size=3).filter(any)
 

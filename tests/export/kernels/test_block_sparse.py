@@ -18,6 +18,8 @@ from foundation.core.errors import InputError
 from prune.sparsify.patterns import Blocks, mask
 from tests.export.kernels.calls import block_sparse_gemm, int8_gemm
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 LENGTHS = st.sampled_from([1, 31, 32, 33, 63, 64, 65, 128, 129, 300])
 SPARSITY = st.sampled_from([0.0, 0.3, 0.8, 0.99, 1.0])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from export.kernels.embedding import Lookup
 from export.kernels.norm import Norm
 from tests.export.kernels.calls import embed_quantize
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
+
+pytestmark = pytest.mark.whole
 
 Interpreted = Callable[..., Any]
 

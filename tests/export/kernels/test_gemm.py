@@ -16,6 +16,8 @@ from foundation.core.errors import InputError
 from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, Int8Linear, LayerScales
 from tests.export.kernels.calls import int8_gemm
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 ROWS = st.sampled_from([1, 2, 15, 16, 17, 64, 65, 130])
 OUTPUTS = st.sampled_from([1, 3, 63, 64, 65, 128, 129])

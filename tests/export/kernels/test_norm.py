@@ -14,6 +14,8 @@ from foundation.core.errors import InputError
 from tests.export.kernels.calls import norm_quantize
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 
 

@@ -18,6 +18,8 @@ from export.kernels.qkv import Heads, Rotary
 from foundation.core.errors import InputError
 from tests.export.kernels.calls import int8_qkv, packed_attention
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 
 

@@ -9,6 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from export.parity.amplified import NOISE, further_in_more_rows, nudged
 
+pytestmark = pytest.mark.whole
+
 TASK = "text-generation"
 
 

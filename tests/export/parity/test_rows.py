@@ -57,6 +57,7 @@ def test_differences_that_come_together_count_for_less_rows() -> None:
     assert not judged(heaped, 127, 0.0)
 
 
+@pytest.mark.whole
 def test_an_engine_at_the_limit_passes_early_once_in_a_thousand() -> None:
     drawn, passed, rows = np.random.default_rng(0), 0, 4 * LEAST_PREDICTIONS // 127
     for _ in range(2000):

@@ -105,6 +105,7 @@ def matching(pattern: str) -> list[str]:
     ]
 
 
+@pytest.mark.whole
 def test_other_code_asks_labels_and_not_the_shape_of_their_array() -> None:
     """What follows from a form is a method of its class; a file has the form of its task."""
     assert matching(r"\blabels(_\w+)?\.(array\.)?(ndim\b|shape\[1\] [=<>!i]|is_floating_point)|issubdtype\(labels") == []

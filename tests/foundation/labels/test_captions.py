@@ -66,6 +66,7 @@ def test_recall_is_the_mean_over_all_orders_of_equal_cosines(case: tuple[np.ndar
     assert found["mean_recall"] == pytest.approx(np.mean([*expected.values()]))
 
 
+@pytest.mark.whole
 def test_many_rows_are_counted_as_sorting_counts_them() -> None:
     random = np.random.default_rng(0)
     owners = random.permutation(np.repeat(np.arange(1100), random.integers(1, 4, 1100))).tolist()  # more than one chunk

@@ -9,6 +9,8 @@ import pytest
 
 from foundation.machine import process
 
+pytestmark = pytest.mark.whole
+
 ROOT = str(Path(process.__file__).parents[2])
 PARENT = """
 import sys, time

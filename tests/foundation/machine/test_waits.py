@@ -14,6 +14,8 @@ import cli
 from foundation.machine import waits
 from foundation.machine.waits import SPIN_COUNT, ThreadWaits, WaitedShare, bounded_spin
 
+pytestmark = pytest.mark.whole
+
 
 def write(tasks: Path, waits: dict[str, int]) -> None:
     for thread, nanoseconds in waits.items():

@@ -26,6 +26,8 @@ from foundation.measure.samples import Turn
 from tests.foundation.scripted_engine import Scripted
 from tests.told import Told
 
+pytestmark = pytest.mark.whole
+
 
 class Still(Watch):
     """A machine that no block is taken again for, or one for which every block would be."""

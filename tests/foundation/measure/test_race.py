@@ -14,6 +14,8 @@ from tests.foundation.simulated_engines import Machine, Simulated
 from tests.foundation.simulated_engines import Process as SimulatedProcess
 from tests.told import Told
 
+pytestmark = pytest.mark.whole
+
 SHAPES: list[tuple[int, int | None]] = [(batch, length) for batch in (1, 8) for length in (16, 32, 128)]
 ENGINES = {"torch": 12.0, "torch bf16": 30.0, "float": 5.0, "float bf16": 4.5, "int8": 1.0, "int8 near": 1.04, "int8 halves": 1.1} | {
     f"slow {number}": 2.0 + number / 4 for number in range(14)

@@ -24,6 +24,8 @@ from tests.foundation import tiny_gpt
 from tests.foundation.model_folders import LABELS, named, refused
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 TARGETS = {"SEQ_CLS": ["query", "value"], "CAUSAL_LM": ["c_attn"]}
 

@@ -21,6 +21,8 @@ from foundation.models.importing import import_model
 from foundation.models.library import quiet
 from tests import tiny_language_models as tiny
 
+pytestmark = pytest.mark.whole
+
 IDS = {"input_ids": torch.from_numpy(np.stack(tiny.blocks(2, 5).rows)).long()}
 
 

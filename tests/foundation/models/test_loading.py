@@ -18,6 +18,8 @@ from foundation.models.importing import check_model, import_model, source_digest
 from foundation.models.size import count
 from tests.foundation.model_folders import named, rewrite
 
+pytestmark = pytest.mark.whole
+
 
 def test_a_checkpoint_with_missing_weights_is_not_loaded(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop("classifier.bias"))

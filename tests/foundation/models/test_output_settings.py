@@ -22,6 +22,8 @@ from tests.architectures.table import ARCHITECTURES
 from tests.export.generation.tiny_encoder_decoders import checkpoint, sources
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 SETTINGS: dict[str, Any] = {
     "output_attentions": True,
     "output_hidden_states": True,

@@ -66,6 +66,7 @@ def test_transformers_ties_the_config_of_flan_t5_and_not_its_weights(tmp_path: P
     assert built.lm_head.weight is built.shared.weight
 
 
+@pytest.mark.whole
 def test_flan_t5_is_imported_built_again_and_saved_with_its_own_head(tmp_path: Path) -> None:
     source, out, again = (tmp_path / name for name in ("source", "out", "again"))
     for folder in (source, out, again):

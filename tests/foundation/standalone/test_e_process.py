@@ -9,6 +9,8 @@ import pytest
 from foundation.standalone import e_process
 from foundation.standalone.e_process import BETS, GROWTH, SMALLEST, EProcess
 
+pytestmark = pytest.mark.whole
+
 ALARM = 0.05
 BOUNDS = (0.01, 0.2, 0.7)
 

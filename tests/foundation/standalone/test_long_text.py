@@ -174,6 +174,7 @@ def test_a_text_has_the_ids_of_the_whole(name: str, text: str, repeated: int, ma
     same(preprocessor, text * repeated, long_texts.shortened(text * repeated))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", seldom(CUT, {"qwen", "llama", "cased"}))
 @given(pair=st.tuples(SHORTER, SHORTER), repeated=st.tuples(st.integers(1, 2), st.integers(1, 2)), max_length=st.integers(4, 9))
 def test_a_pair_has_the_ids_of_the_whole(name: str, pair: tuple[str, str], repeated: tuple[int, int], max_length: int) -> None:
@@ -237,6 +238,7 @@ def test_ideographs_are_cut_apart_where_the_tokenizer_does() -> None:
     same(preprocessor, text, long_texts.shortened(text))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "text"), [("whole_piece", "a fine film "), ("modern", "a fine film "), ("wordpiece", "x."), ("unigram", "中文")]
 )
@@ -270,6 +272,7 @@ def test_ten_megabytes_cost_no_more_than_a_page(monkeypatch: pytest.MonkeyPatch)
     assert sum(counted) < 5 * 128 * 8
 
 
+@pytest.mark.whole
 def test_no_normalizer_turns_the_letters_into_spaces_or_marks() -> None:
     wanted = long_text.re.compile(f"[{WORD}{IDEOGRAPHS}]")
     found = [character for character in map(chr, range(0x110000)) if wanted.match(character)]

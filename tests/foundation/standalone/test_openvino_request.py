@@ -126,6 +126,7 @@ def test_what_is_bound_stays_bound_where_it_lies() -> None:
     np.testing.assert_allclose(request.infer({"x": again["x"]}), expected(again), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_what_is_bound_lives_as_long_as_the_request() -> None:
     request, size = Request(ANY), 20_000
     request.bind({"k": np.full((size, WIDTH), 4)})
@@ -164,6 +165,7 @@ def test_a_state_is_forgotten() -> None:
     assert request.infer(ones)[0, 0] == 1
 
 
+@pytest.mark.whole
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
 def test_token_ids_of_a_known_shape_go_in_as_int32(batch: int, length: int, seed: int) -> None:
     """The network itself stays as it is, and so do answers, up to the largest id."""

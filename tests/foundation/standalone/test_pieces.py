@@ -74,6 +74,7 @@ def test_a_window_starts_anew_only_where_that_changes_no_text(ids: list[int], si
     assert "".join([*parts, decoded.end()]) == cleaned(ids)
 
 
+@pytest.mark.whole
 @given(st.lists(st.sampled_from("aé€ "), min_size=WINDOW, max_size=3 * WINDOW).map("".join))
 @example("€" * 2 * WINDOW)
 def test_a_window_never_starts_within_a_letter_of_bytes(text: str) -> None:

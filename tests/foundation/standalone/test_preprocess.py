@@ -171,6 +171,7 @@ def test_wrong_text_rows_are_refused_by_number(text: Preprocessor, row: object) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_very_long_text_is_truncated(text: Preprocessor) -> None:
     ids = text.encode(["film " * 200_000])["input_ids"]
     assert ids.shape == (1, 32)

@@ -20,6 +20,8 @@ from foundation.training.choices import Optimizer
 from foundation.training.optimizers import moment_bytes, optimizer_of
 from tests.foundation.training.test_train import learns_and_continues
 
+pytestmark = pytest.mark.whole
+
 
 def levels_by_hand(signed: bool) -> list[float]:
     """Seven decades below 1; the middles of 1, 2, 4, ... equal parts of each if signed, else of twice as many."""

@@ -16,6 +16,8 @@ from foundation.labels.classes import ClassIds
 from foundation.training.train import Batch, TrainConfig
 from tests.foundation.training.test_train import Dies, Killed, run
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.mark.parametrize("seconds", [7, 25, 59, 200])
 def test_a_kill_in_the_first_epoch_costs_a_minute_at_most(

@@ -28,6 +28,8 @@ from foundation.training.train import Batch
 from tests.foundation import tiny_gpt
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def context(words: list[str], told: Any, tmp_path: Path) -> Context:

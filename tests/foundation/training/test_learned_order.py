@@ -37,6 +37,8 @@ from tests import tiny_collection
 from tests.export import sentiment
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 TASK = "reranking"
 LOSSES = loss_names(TASK)
 

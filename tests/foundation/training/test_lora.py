@@ -26,6 +26,8 @@ from tests.foundation import tiny_gpt
 from tests.foundation.training.test_train import Dies, Killed, assert_equal, peak, run
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 SENTENCES = ["the film was good", "a dull film", "good good story", "a story", "was dull", "the good"]
 
 

@@ -21,6 +21,8 @@ from quantize.choices import Qat
 from tests.foundation.training.test_train import learns_and_continues
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb", "lars")
 
 

@@ -21,6 +21,8 @@ from foundation.training.recompute import _contexts, check_recomputed, recompute
 from tests.architectures.table import ARCHITECTURES, LENGTH, VOCABULARY, Architecture
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KINDS: tuple[Checkpointing, ...] = ("full", "selective")
 USUAL = ("bert", "deberta-v2", "vit", "llama", "mixtral", "t5")
 ROUNDED = {"gpt2", "gpt_neo", "gptj", "nystromformer", "t5", "mt5"}

@@ -32,6 +32,8 @@ from foundation.training.supervised import supervised
 from foundation.training.train import Batch, TrainConfig, Training, train
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 TARGET = Target(sequence_lengths=(8,))
 
 

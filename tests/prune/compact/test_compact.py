@@ -27,6 +27,8 @@ from prune.hook_points import HookPoints
 from prune.surgery import KeptUnits, shrink
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.compact"
 KINDS = ("bert", "distilbert", "gpt2", "vit", "llama")
 DRAWS = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,6 +19,8 @@ from prune.masks.masks import fold, masked
 from prune.surgery import KeptUnits, shrink
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 DENSE = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama")
 
@@ -93,7 +95,6 @@ def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_
         torch.testing.assert_close(found, forward(model, features), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.whole
 @settings(max_examples=10)
 @given(st.sampled_from((*DENSE, "gemma")), st.integers(0, 99))
 def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(

@@ -21,6 +21,8 @@ from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured, mask
 from prune.sparsify.sparsegpt import DAMPING, STRETCH, sparsegpt
 from prune.sparsify.wanda import wanda
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.sparsify"
 
 

@@ -122,6 +122,7 @@ def test_a_step_of_the_penalty(make_model: Callable[..., Any]) -> None:
                 torch.testing.assert_close(found_now.detach(), piece * factor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["magnitude", "lasso"])
 def test_the_stage_and_compaction(
     method: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

@@ -11,6 +11,8 @@ from torch import Tensor
 from prune.sparsify.patterns import NM, Blocks, Unstructured, block_sizes
 from prune.sparsify.sparsegpt import reachable_by_strips, sparsegpt
 
+pytestmark = pytest.mark.whole
+
 
 def problem(outputs: int, inputs: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Returns a weight and inputs of a layer, float32."""

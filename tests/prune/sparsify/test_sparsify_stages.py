@@ -20,6 +20,8 @@ from tests.problems import raises_problem
 from tests.quantize.conftest import images
 from tests.told import Told
 
+pytestmark = pytest.mark.whole
+
 CONFIG = {"model_type": "convnext", "num_channels": 1, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": 64}
 TRAINED: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-3}
 

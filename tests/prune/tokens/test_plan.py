@@ -16,6 +16,8 @@ from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 from tests.prune import small_runs
 
+pytestmark = pytest.mark.whole
+
 LENGTH = 16
 ALONE: dict[str, Any] = {"sparsity": 0, "rows": 16, "recover": None}
 STAGES: list[dict[str, Any]] = [

@@ -41,6 +41,8 @@ from tests.prune import small_runs
 from tests.prune.conftest import context_of
 from tests.told import Told
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 BRIEF: dict[str, Any] = {"sparsity": 0, "rows": 16, "recover": {"epochs": 1, "batch_size": 16}}
 
@@ -172,7 +174,6 @@ def test_the_stage_keeps_weights_and_trains_with_what_stays(
     assert not torch.equal(model.get_parameter("classifier.weight"), plain.get_parameter("classifier.weight"))
 
 
-@pytest.mark.whole
 @pytest.mark.usefixtures("engines_inside")
 def test_a_run_serves_a_model_that_tokens_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)

@@ -17,6 +17,8 @@ from quantize.rounding import adaround as module
 from quantize.rounding.adaround import BETA_END, BETA_START, PUSH, WARM_UP, adaround, push, rectified_sigmoid
 from quantize.rounding.rounding import better_rows
 
+pytestmark = pytest.mark.whole
+
 
 def problem(seed: int, outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)

@@ -140,6 +140,7 @@ def test_lsq_finds_the_scale_of_least_squared_error(start: float) -> None:
     assert scale == pytest.approx(best, rel=0.1)
 
 
+@pytest.mark.whole
 def test_pact_widens_a_scale_until_nothing_is_clipped() -> None:
     x = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
     assert learned_scale(x, 0.1, pact=True) == pytest.approx(float(x.abs().max()) / 15, rel=0.1)

@@ -48,6 +48,7 @@ def test_a_value_is_no_probability(served: Any) -> None:
     assert [one.score for one in served(ask, "value")] == [4.0]
 
 
+@pytest.mark.whole
 def test_entities_answers_vectors_and_texts(served: Any) -> None:
     async def ask(address: str) -> Any:
         entities = await client(address, "entities").token_classification("an Alice and Bob")

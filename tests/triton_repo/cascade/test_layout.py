@@ -37,6 +37,8 @@ from triton_repo.queueing import Queue, read_policy
 from triton_repo.triton_repo import TritonRepo
 from triton_repo.tuning.load import Level, Loaded
 
+pytestmark = pytest.mark.whole
+
 ROWS = tiny_cascades.texts(40)
 VARIANTS = ("small", "quantize", "baseline")
 

@@ -20,6 +20,8 @@ from triton_repo.cascade.layout import NAME, cascade_of, write_cascade
 from triton_repo.cascade.settings import Audit
 from triton_repo.config import Scheduling, from_text
 
+pytestmark = pytest.mark.whole
+
 ROWS = tiny_cascades.texts(24)
 
 

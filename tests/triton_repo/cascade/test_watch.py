@@ -112,6 +112,7 @@ def test_a_middle_tier_is_audited_too():
     assert (one.audited, one.disagreements) == (2, 1)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("escalated", "wrong", "rings"), [(0.3, 0.0, ["escalation_1"]), (0.15, 0.1, ["disagreement"]), (0.15, 0.002, [])])
 def test_it_rings_once_and_stays(escalated, wrong, rings, capsys):
     draw = np.random.default_rng(0)

@@ -286,6 +286,7 @@ def served(**keys: Any) -> TritonRepo:
     return stage
 
 
+@pytest.mark.whole
 def test_the_queue_is_set_in_the_recipe_and_stands_in_the_configuration(tmp_path: Path) -> None:
     exported = tiny.export(tmp_path / "export", count=2)
     for name, stage in (("set", served(max_waiting=3, request_seconds=1.5, serve=False)), ("default", served(serve=False))):

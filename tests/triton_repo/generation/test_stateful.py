@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import openvino
+import pytest
 import torch
 import transformers
 
@@ -19,6 +20,8 @@ from tests.triton_repo.generation.tiny_language import MODES, PROPERTIES
 from triton_repo.generation.served.answer import LENGTH, STOP, Answer
 from triton_repo.generation.served.request import FIELDS, Request
 from triton_repo.generation.served.stateful import Stateful
+
+pytestmark = pytest.mark.whole
 
 TOKENS = 14
 

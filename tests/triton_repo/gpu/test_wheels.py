@@ -11,6 +11,8 @@ from foundation.core.errors import InputError
 from triton_repo import deployment
 from triton_repo.gpu import wheels
 
+pytestmark = pytest.mark.whole
+
 NAME = "tiny_package-1.0-py3-none-any.whl"
 
 

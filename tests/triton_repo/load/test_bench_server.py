@@ -17,7 +17,7 @@ from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.load.fake_server import TEXT, Fake, serving
 from triton_repo.load.settings import Load
 
-pytestmark = pytest.mark.usefixtures("generator_inside")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("generator_inside")]
 
 PAIRS = {"TEXT": ("BYTES", [-1, 1]), "TEXT_PAIR": ("BYTES", [-1, 1])}
 

@@ -10,6 +10,8 @@ from scipy.stats import ttest_1samp
 
 from triton_repo.tuning.confirmation import Confirmation, confirm
 
+pytestmark = pytest.mark.whole
+
 
 @dataclass(frozen=True)
 class Rate:

@@ -15,6 +15,8 @@ from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point, points
 from triton_repo.tuning.tuning import NOISE, Measure, describe, in_words, search
 
+pytestmark = pytest.mark.whole
+
 OWN = Point(1, 4, 8, 0)
 
 

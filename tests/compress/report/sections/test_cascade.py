@@ -113,6 +113,7 @@ def test_the_page_says_what_the_certificate_does_not_cover() -> None:
     assert not list(tree(render(make_report())).all("section", id="cascade"))
 
 
+@pytest.mark.whole
 def test_the_headline_is_the_cascade_where_it_is_served() -> None:
     report = {**make_report(), "cascade": made()}
     served = {**report, "triton": {**report.get("triton", {}), "cascade": {"model": "cascade"}}}

@@ -103,6 +103,7 @@ def test_an_image_has_the_states_of_the_pass_written_out() -> None:
             torch.testing.assert_close(given[row], plain.classifier(plain.vit.layernorm(first_D)), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.whole
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=4),
     st.integers(0, 9),
@@ -150,6 +151,7 @@ def test_gradients_reach_what_stays_and_the_embeddings() -> None:
     assert all(bool(block.get_parameter("output.dense.weight").grad.any()) for block in blocks_of(model, KEY).values())
 
 
+@pytest.mark.whole
 def test_a_checkpoint_keeps_its_shares(tmp_path: Path) -> None:
     from foundation.models.checkpoint import save
 

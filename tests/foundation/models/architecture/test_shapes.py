@@ -27,6 +27,8 @@ from tests.foundation.sizes import sizes_of
 from tests.problems import raises_problem
 from tests.seldom import seldom
 
+pytestmark = pytest.mark.whole
+
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 CONFIGS: dict[str, Callable[[], Any]] = {

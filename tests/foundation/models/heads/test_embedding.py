@@ -107,6 +107,7 @@ def test_a_checkpoint_is_a_folder_of_transformers_and_of_sentence_transformers(t
         assert forward(load(first), features(first, TEXTS)).shape == (3, tiny_embedding.WIDTH)
 
 
+@pytest.mark.whole
 def test_dimensions_cut_vectors_before_they_are_normalized(tmp_path: Path) -> None:
     source = tiny_embedding.folder(tmp_path / "source")
     whole, short = imported(source, tmp_path / "whole"), imported(source, tmp_path / "short", embedding={"dimensions": 8})

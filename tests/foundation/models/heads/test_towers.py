@@ -24,6 +24,8 @@ from tests import tiny_towers
 from tests.problems import raises_problem
 from tests.tiny_towers import LENGTH, TASK
 
+pytestmark = pytest.mark.whole
+
 TEXTS = ["a photo of a red", "something deep blue", "a", "green " * 30]
 
 

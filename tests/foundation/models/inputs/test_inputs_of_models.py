@@ -24,6 +24,8 @@ from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.library import quiet
 
+pytestmark = pytest.mark.whole
+
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 300}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 300}
 XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 300, "max_position_embeddings": 40, "pad_index": 1, "asm": False}

@@ -25,6 +25,8 @@ from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.qat import insert
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 
 class Shares(nn.Module):
     """A column and a row layer with dropout before, between and after."""

@@ -20,6 +20,8 @@ from foundation.machine.parallel import Team
 from foundation.training.processes.pipeline import Pipeline, _names_of_each, pipelined
 from tests.problems import raises_problem
 
+pytestmark = pytest.mark.whole
+
 IMAGES = {
     "config": {
         "model_type": "vit",

@@ -20,6 +20,8 @@ from foundation.training.losses.distillation.directions import Directions, direc
 from foundation.training.losses.distillation.projected import distance
 from tests import tiny_embedding
 
+pytestmark = pytest.mark.whole
+
 PROJECTIONS = ("pca", "learned")
 
 
