@@ -1,4 +1,4 @@
-"""torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's layers on NVIDIA GPUs, without padding.
+"""torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's and ViT's layers on NVIDIA GPUs, without padding.
 
     packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
 
@@ -116,12 +116,12 @@ class TorchKernels:
         plan, found = self._runner.plan, self._runner.probe(features)
         known: dict[str, Array] = {}
         for name, told in plan.nodes.items():
-            probed = found[name]
-            known |= {told["input"]: probed.x.cpu().numpy(), told["codes"]: probed.codes.cpu().numpy()}
-            if "output" in told:
-                known[told["output"]] = probed.y.cpu().numpy()
-            else:  # one node of the graph multiplies and adds the bias
-                known[told["biased"]] = (probed.y + plan.bias(name)).cpu().numpy()
+            probed, biased = found[name], "output" not in told  # one node of the graph multiplies and adds the bias
+            x, codes, y = probed.x, probed.codes, probed.y + plan.bias(name) if biased else probed.y
+            if plan.patches is not None and name == plan.patches.projection.name:  # a convolution of the graph
+                x, codes, y = plan.patches.joined(x), plan.patches.joined(codes), plan.patches.laid_out(y)
+            tensors_of = {told["input"]: x, told["codes"]: codes, told["biased" if biased else "output"]: y}
+            known |= {tensor: values.cpu().numpy() for tensor, values in tensors_of.items()}
         return {name: known[name] for name in tensors}
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:

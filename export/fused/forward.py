@@ -10,6 +10,9 @@
     residual + LayerNorm + quantize
     head                      float, as a rule: torch
 
+An image begins with its patches: an int8 GEMM, or a product of torch; then the positions are added, and LayerNorm + quantize follow. In a
+pre-norm model (`plan`) the norms keep the sum for the next residual.
+
 What follows a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
 as in `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
@@ -23,14 +26,14 @@ Shape suffixes: T tokens, I inputs, O outputs, H heads, D dimension of a head, B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from export.fused.plan import Block, FloatLinear, HeadActivation, Int8Linear, Linear, Plan
+from export.fused.plan import Block, FloatLinear, HeadActivation, Int8Linear, Linear, Patches, Plan
 from export.fused.rows import Limits, Rows
 from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
 from export.kernels.activation_codes import Activation
@@ -110,14 +113,18 @@ class Encoder:
 
     def first_states(self, rows: Rows) -> Tensor:
         """Returns the states of the first token of every sequence after the last block, float32 `[B, I]`."""
-        reads = [*map(_scale_read_by, self.plan.blocks), None]
-        states = self._embedded(rows, reads[0])
+        states, residual = self._embedded(rows) if self.plan.patches is None else self._patched(self.plan.patches, rows)
         for number, block in enumerate(self.plan.blocks):
             attended = self._linear(block.out, self._attended(number, states, rows)).float_states
-            states = self._normalized(attended, states.float_states, block.out_norm, scale_of(block.up))
+            states, residual = self._normalized(attended, residual, block.out_norm, (block.up,))
             grown = self._linear(block.up, states, self.plan.activation, block.down)
-            states = self._normalized(self._linear(block.down, grown).float_states, states.float_states, block.ffn_norm, reads[number + 1])
+            shrunk = self._linear(block.down, grown).float_states
+            states, residual = self._normalized(shrunk, residual, block.ffn_norm, self._readers(number + 1))
         return states.float_states.index_select(0, rows.first).float()
+
+    def _readers(self, number: int) -> tuple[Linear, ...]:
+        """Returns the layers that read the states before a block; none behind the last, where the head reads."""
+        return self.plan.blocks[number].linears[:3] if number < len(self.plan.blocks) else ()
 
     def probe(self, rows: Rows) -> tuple[Tensor, dict[str, Probe]]:
         """Returns the logits, and by path what every int8 layer read and multiplied.
@@ -130,18 +137,38 @@ class Encoder:
         finally:
             self._probes = None
 
-    def _embedded(self, rows: Rows, scale: float | None) -> States:
-        word, kind, position = self._tables
+    def _embedded(self, rows: Rows) -> tuple[States, Tensor]:
+        """Returns the embeddings of text, as states and as a residual."""
+        (word, kind, position), scale = self._tables, scale_read_by(self._readers(0))
         float_states = word.new_empty(len(rows.word), word.shape[1])
         codes = None if scale is None else torch.empty_like(float_states, dtype=torch.int8)
         lookups = (rows.word, word), (rows.kind, kind), (rows.position, position)
         embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, float_states).run()
-        return States(float_states, codes, scale)
+        return States(float_states, codes, scale), float_states
 
-    def _normalized(self, x_TI: Tensor, residual_TI: Tensor, layer: Norm, scale: float | None) -> States:
-        float_states, codes = torch.empty_like(x_TI), None if scale is None else torch.empty_like(x_TI, dtype=torch.int8)
-        norm.launch(x_TI, residual_TI, layer, codes, 1.0 if scale is None else scale, float_states, "norm").run()
-        return States(float_states, codes, scale)
+    def _patched(self, patches: Patches, rows: Rows) -> tuple[States, Tensor]:
+        """Returns the embeddings of images, as states and as a residual."""
+        assert rows.pixels is not None, "these rows are text"
+        (token, _, position), projection = self._tables, patches.projection
+        x = patches.of(rows.pixels)
+        y = self._linear(projection, States(x.to(self.dtype) if isinstance(projection, FloatLinear) else x)).float_states
+        y = y.view(len(rows.pixels), -1, y.shape[1])
+        x = (torch.cat([token.expand(len(y), 1, -1), y], dim=1) + position).flatten(0, 1)
+        return self._normalized(x, None, self.plan.norm, self._readers(0))
+
+    def _normalized(self, x_TI: Tensor, residual_TI: Tensor | None, layer: Norm, readers: Sequence[Linear]) -> tuple[States, Tensor]:
+        """Returns the norm of a sum for the layers that read it, and what the next sum adds: the norm, or in a pre-norm model the sum."""
+        scale, kept = scale_read_by(readers), torch.empty_like(x_TI)
+        codes = None if scale is None else torch.empty_like(x_TI, dtype=torch.int8)
+        given = 1.0 if scale is None else scale
+        norm.launch(x_TI, residual_TI, layer, codes, given, kept, "sum" if self.plan.pre_norm else "norm").run()
+        if not self.plan.pre_norm:
+            return States(kept, codes, scale), kept
+        if scale is not None and self._probes is None and all(scale_of(reader) == scale for reader in readers):
+            return States(None, codes, scale), kept
+        float_states = torch.empty_like(x_TI)  # something reads floats: the head, a float layer, one with another scale
+        norm.launch(kept, None, layer, None, 1.0, float_states, "norm").run()
+        return States(float_states, codes, scale), kept
 
     def _attended(self, number: int, states: States, rows: Rows) -> States:
         """Returns the outputs of attention [T, H D], as codes where `out` reads codes."""
@@ -246,10 +273,9 @@ def merged(block: Block, dtype: torch.dtype) -> tuple[Int8Weight, qkv.Heads] | N
     return Int8Weight(codes, scale, torch.cat(biases)), qkv.Heads(block.heads, block.key_heads, block.head_dim, dtype=dtype)
 
 
-def _scale_read_by(block: Block) -> float | None:
-    """Returns the scale of the codes that a block reads: the first scale among query, key and value that read codes."""
-    scales = (scale_of(layer) for layer in (block.query, block.key, block.value))
-    return next((scale for scale in scales if scale is not None), None)
+def scale_read_by(layers: Sequence[Linear]) -> float | None:
+    """Returns the scale of the codes that layers read: the first one; None where all read floats."""
+    return next((scale for scale in map(scale_of, layers) if scale is not None), None)
 
 
 def _by_head(x_TI: Tensor, head_dim: int) -> Tensor:

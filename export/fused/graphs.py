@@ -88,8 +88,8 @@ class Graphs:
             return self._forward(rows.to(self._device))
         given = filled(rows, size.tokens, size.sequences)
         inputs, recording = self._recording(size, given)
-        for name in ("word", "kind", "position", "start", "first"):
-            getattr(inputs, name).copy_(getattr(given, name), non_blocking=True)
+        for name, tensor in given.tensors.items():
+            getattr(inputs, name).copy_(tensor, non_blocking=True)
         return recording.replay()[: rows.sequences]
 
     def prepare(self, row: Rows) -> None:

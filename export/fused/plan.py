@@ -1,9 +1,14 @@
 """The plan of a fused int8 encoder: its tensors and numbers, checked once, and the one file that holds them.
 
-    h = LayerNorm(word[id] + kind[kind id] + position[position id])
-    in every block     h = LayerNorm(h + out(attention(query(h), key(h), value(h))))
-                       h = LayerNorm(h + down(f(up(h))))                                  f: GELU, SiLU or none
-    logits             the layers of the head, each with its own f, from the first token of a sequence
+    r = word[id] + kind[kind id] + position[position id]           of an image: its patches, projected, behind one learned token, + position
+    r, h = next(r)
+    in every block     r, h = next(r + out(attention(query(h), key(h), value(h))))
+                       r, h = next(r + down(f(up(h))))                                    f: GELU, SiLU or none
+    logits             the layers of the head, each with its own f, from h of the first token of a sequence
+
+    next(x)            BERT (post-norm): h = LayerNorm(x), r = h;   ViT (pre-norm): h = LayerNorm(x), r = x
+
+So both have one norm behind the embeddings and two in each block; the norm that ViT has before a block is behind the one before it.
 
 A linear layer is float, int8, or int8 in blocks of which only those with a code other than 0 are stored. Layers have any number of outputs:
 heads and neurons that pruning removed are not there.
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,10 +38,12 @@ from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 from foundation.core.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
 LINEARS = ("query", "key", "value", "out", "up", "down")
 NORMS = ("out_norm", "ffn_norm")
+SIDES = ("channels", "height", "width", "edge")
+"""Numbers of `Patches`."""
 STORED = ("weight", "codes", "blocks")
 """Tensors of a layer that are weights."""
 
@@ -147,11 +154,45 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Patches:
+    """How an image becomes tokens: squares without overlap, row by row, each projected to a vector."""
+
+    projection: Linear
+    """[I, C edge^2]: a convolution whose stride is its size."""
+    channels: int
+    height: int
+    width: int
+    edge: int
+    """Pixels of a side; it divides height and width."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches from top to bottom and from left to right."""
+        return self.height // self.edge, self.width // self.edge
+
+    def of(self, pixels_nCHW: Tensor) -> Tensor:
+        """Returns the patches of images, [n h w, C edge^2]."""
+        rows, columns = self.grid
+        split = pixels_nCHW.reshape(-1, self.channels, rows, self.edge, columns, self.edge)
+        return split.permute(0, 2, 4, 1, 3, 5).reshape(-1, self.channels * self.edge**2)
+
+    def joined(self, patches_TI: Tensor) -> Tensor:
+        """Returns the images of patches, [n, C, H, W]: the inverse of `of`."""
+        rows, columns = self.grid
+        split = patches_TI.reshape(-1, rows, columns, self.channels, self.edge, self.edge)
+        return split.permute(0, 3, 1, 4, 2, 5).reshape(-1, self.channels, self.height, self.width)
+
+    def laid_out(self, y_TO: Tensor) -> Tensor:
+        """Returns the projections of patches as a convolution has them, [n, O, h, w]."""
+        return y_TO.reshape(-1, *self.grid, y_TO.shape[1]).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
 class Plan:
     """An encoder with its head."""
 
     word: Tensor
-    """float32 [V, I]; so are the other two tables."""
+    """float32 [V, I]; so are the other two tables. Of a model of images the token before the patches, [1, I]."""
     kind: Tensor
     """A row of zeros for models without token types."""
     position: Tensor
@@ -167,6 +208,10 @@ class Plan:
     nodes: Mapping[str, Mapping[str, str]]
     """Tensor names of an int8 layer in the ONNX graph of the same model, by path of the module: `input`, `codes`, and its product
     before the bias, `output`, or with it, `biased`."""
+    pre_norm: bool = False
+    """Whether the residual is the sum that a norm reads, as in ViT, or what it returns, as in BERT."""
+    patches: Patches | None = None
+    """For models of images."""
 
     @property
     def longest(self) -> int:
@@ -176,7 +221,8 @@ class Plan:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All layers in order."""
-        return (*(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
+        first = () if self.patches is None else (self.patches.projection,)
+        return (*first, *(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
 
     def bias(self, name: str) -> Tensor:
         """Returns the bias of the layer of a path that has one, float32 [O]."""
@@ -196,6 +242,8 @@ class Plan:
         moved = {field.name: getattr(self, field.name) for field in fields(self)}
         moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
         moved |= {"norm": _norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
+        if self.patches is not None:
+            moved["patches"] = replace(self.patches, projection=self.patches.projection.to(device))
         return Plan(**{**moved, "blocks": tuple(_block_to(block, device) for block in self.blocks)})
 
 
@@ -214,6 +262,8 @@ def write_plan(plan: Plan, path: Path) -> None:
         "blocks": [_block_document(block) for block in plan.blocks],
         "head": [{**_document(linear), "after": after} for linear, after in plan.head],
         "nodes": {name: dict(told) for name, told in plan.nodes.items()},
+        "pre_norm": plan.pre_norm,
+        "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, {"plan": json.dumps(document)})
 
@@ -245,6 +295,7 @@ def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
             first, second = (norm(f"{number}.{name}", told["eps"][name]) for name in NORMS)
             yield Block(query, key, value, out, up, down, told["head_dim"], told["scaling"], first, second)
 
+    patches = document["patches"]
     return Plan(
         word=tensors["word"],
         kind=tensors["kind"],
@@ -255,6 +306,8 @@ def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         blocks=tuple(blocks()),
         head=tuple((_linear(told, tensors), told["after"]) for told in document["head"]),
         nodes=document["nodes"],
+        pre_norm=document["pre_norm"],
+        patches=None if patches is None else Patches(_linear(patches, tensors), *(int(patches[key]) for key in SIDES)),
     )
 
 
@@ -262,6 +315,10 @@ def _block_document(block: Block) -> dict[str, Any]:
     linears = {name: _document(getattr(block, name)) for name in LINEARS}
     eps = {name: getattr(block, name).eps for name in NORMS}
     return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": eps}
+
+
+def _patches_document(patches: Patches) -> dict[str, Any]:
+    return {**_document(patches.projection), **{key: getattr(patches, key) for key in SIDES}}
 
 
 def _document(linear: Linear) -> dict[str, Any]:

@@ -37,16 +37,23 @@ class Rows:
     """First token of each sequence, int64 [B]; any token for a sequence without one."""
     is_filled: bool = False
     """Whether there are tokens that belong to no sequence."""
+    pixels: Tensor | None = None
+    """Images, float32 [B, C, H, W], each of which has as many tokens; None for text."""
 
     @property
     def sequences(self) -> int:
         """B."""
         return len(self.start) - 1
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by the names of the fields."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
     def to(self, device: torch.device) -> Rows:
         """Returns the rows on a device."""
-        moved = {field.name: getattr(self, field.name).to(device) for field in fields(self) if field.name != "is_filled"}
-        return Rows(**moved, is_filled=self.is_filled)
+        return Rows(**{name: tensor.to(device) for name, tensor in self.tensors.items()}, is_filled=self.is_filled)
 
 
 @dataclass(frozen=True)
@@ -96,10 +103,30 @@ def pack(features: Features, limits: Limits) -> Rows:
     return Rows(word_T, kind_T, position_T, start_B, first_B)
 
 
+def images(features: Features, shape: tuple[int, int, int], tokens: int) -> Rows:
+    """Returns the rows of images, on the CPU.
+
+    Args:
+        features: `pixel_values` float32 [n, C, H, W].
+        shape: C, H and W of the model.
+        tokens: Tokens of an image.
+
+    Raises:
+        InputError: The images have another shape.
+    """
+    pixels = np.ascontiguousarray(features["pixel_values"], np.float32)
+    if pixels.shape[1:] != shape or not len(pixels):
+        raise InputError("pixel_values", f"{list(pixels.shape)} given", f"at least one image of {list(shape)} is allowed")
+    start = torch.arange(len(pixels) + 1) * tokens
+    unused = torch.zeros(len(pixels) * tokens, dtype=torch.int64)
+    return Rows(unused, unused, unused, start.int(), start[:-1], pixels=torch.from_numpy(pixels))
+
+
 def filled(rows: Rows, tokens: int, sequences: int) -> Rows:
     """Returns the rows filled up to so many tokens and sequences; the sequences of `rows` stay the first ones."""
     more, empty = tokens - len(rows.word), sequences - rows.sequences
     word, kind = (torch.nn.functional.pad(part, (0, more)) for part in (rows.word, rows.kind))
     position = torch.nn.functional.pad(rows.position, (0, more), value=int(rows.position[0]))
     start = torch.cat([rows.start, rows.start[-1:].expand(empty)])
-    return Rows(word, kind, position, start, torch.nn.functional.pad(rows.first, (0, empty)), is_filled=True)
+    pixels = None if rows.pixels is None else torch.nn.functional.pad(rows.pixels, (0, 0, 0, 0, 0, 0, 0, empty))
+    return Rows(word, kind, position, start, torch.nn.functional.pad(rows.first, (0, empty)), is_filled=True, pixels=pixels)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from export.fused.forward import Encoder, Probe
-from export.fused.graphs import Graphs, Record, record_on_gpu, sizes_of
+from export.fused.graphs import Graphs, Record, Size, record_on_gpu, sizes_of
 from export.fused.plan import Plan, read_plan
-from export.fused.rows import Rows, pack
+from export.fused.rows import Rows, images, pack
 from export.fused.tuning import tuner
 from foundation.core.arrays import Features
 
@@ -54,7 +54,8 @@ class Runner:
         self._encoder = Encoder(plan, self.device, DTYPES[float_precision], tuner(self.device) if on_gpu else None)
         record = record_on_gpu if record is None and on_gpu else record
         within = [min(length, plan.longest) for length in lengths] or [plan.longest]
-        self._graphs = None if record is None else Graphs(self._encoder.forward, sizes_of(batch_sizes, within), self.device, record)
+        sizes = sizes_of(batch_sizes, within) if plan.patches is None else tuple(Size(plan.longest * rows, rows) for rows in batch_sizes)
+        self._graphs = None if record is None else Graphs(self._encoder.forward, sizes, self.device, record)
 
     @property
     def plan(self) -> Plan:
@@ -78,7 +79,9 @@ class Runner:
 
     def prepare(self) -> None:
         """Compiles kernels, measures tiles and records all passes; without recordings it runs one."""
-        row = {"input_ids": np.zeros((1, 1), np.int64)}
+        patches, row = self.plan.patches, {"input_ids": np.zeros((1, 1), np.int64)}
+        if patches is not None:
+            row = {"pixel_values": np.zeros((1, patches.channels, patches.height, patches.width), np.float32)}
         with self._on_device(), torch.inference_mode():
             if self._graphs is None:
                 self._encoder.forward(self._packed(row).to(self.device))
@@ -95,7 +98,10 @@ class Runner:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _packed(self, features: Features) -> Rows:
-        return pack(features, self._encoder.limits)
+        patches = self.plan.patches
+        if patches is None:
+            return pack(features, self._encoder.limits)
+        return images(features, (patches.channels, patches.height, patches.width), self.plan.longest)
 
     def _answered(self, rows: Rows) -> Tensor:
         return self._encoder.forward(rows.to(self.device)) if self._graphs is None else self._graphs(rows)

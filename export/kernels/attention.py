@@ -7,6 +7,10 @@ and what was added before is scaled when m grows:
 
     m' = max(m, max S),   p = 2^((S - m') log2 e),   l' = l 2^((m - m') log2 e) + sum p,   O' = O 2^((m - m') log2 e) + p V
 
+The scaling and log2 e are one factor f of S, and m is the largest product before it: p = 2^(S f - m f) by one fused multiply-add and
+one instruction (ex2.approx, which is good to 2^-22 and has no results below 2^-126). Only tiles at the end of a sequence, or across the
+diagonal, are masked. O is scaled in every tile: to leave that out where no m has grown takes a vote of all warps of a program.
+
 Q and K are float16 or float32, or int8 codes with one scale each, as in `foundation.schemes.attention_products` (site qk): there
 S = float32(q_Q @ q_K^T) * (s_Q s_K scaling), the sums exact. V and p are float16 or float32, sums float32; products of float32 are not
 rounded to TF32. Several heads of queries may share a head of keys and values. The outputs have the type of V, or are codes
@@ -37,6 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.activation_codes import exp2_approximate
 from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_step, power_of_two
 
@@ -93,7 +98,8 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     arguments = {
         "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,
         "heads": heads, "key_heads": k_TKD.shape[1], "CAUSAL": scores.causal, "D": dimension, "BLOCK_D": max(32, power_of_two(dimension)),
-        "out_scale": 1.0 if scores.out_scale is None else scores.out_scale, "TILE_Q": tile_q, "TILE_K": tile_k,
+        "out_scale": 1.0 if scores.out_scale is None else scores.out_scale, "SPLIT": v_TKD.dtype != torch.float32,
+        "TILE_Q": tile_q, "TILE_K": tile_k,
     }  # fmt: skip
     pairs = sum(length * (length + 1) // 2 if scores.causal else length**2 for length in lengths)
     operations = 2 * pairs * heads * dimension * 2
@@ -106,7 +112,7 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
 def packed_attention_kernel(
     q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, factor: tl.tensor,
     out_scale: tl.tensor, heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+    SPLIT: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of queries of one head of one sequence."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -122,21 +128,54 @@ def packed_attention_kernel(
     first_key = first.to(tl.int64) * key_heads * D + key_head * D
     largest, total = tl.full((TILE_Q,), -float("inf"), tl.float32), tl.zeros((TILE_Q,), tl.float32)
     sums = tl.zeros((TILE_Q, BLOCK_D), tl.float32)
-    for begin in range(0, tl.minimum(length, (tile + 1) * TILE_Q) if CAUSAL else length, TILE_K):
+    # Tiles of keys that every row sees whole need no mask: before the last one, and before the first row where rows see no later ones.
+    # Products of float32, without matrix instructions, fill the registers already: one loop.
+    whole = 0
+    if SPLIT:
+        whole = (tl.minimum(length, tile * TILE_Q) if CAUSAL else length) // TILE_K * TILE_K
+        for begin in range(0, whole, TILE_K):
+            keys, values = tiles_of_keys(k, v, first_key, key_heads, begin + column, length, d, D, False)
+            scores = scores_of(queries, keys)
+            largest, total, sums = added(scores, values, largest, total, sums, factor)
+    for begin in range(whole, tl.minimum(length, (tile + 1) * TILE_Q) if CAUSAL else length, TILE_K):
         key = begin + column
-        keys = tl.load(k + first_key + (key[None, :] * key_heads * D + d[:, None]), (key < length)[None, :] & (d < D)[:, None], other=0)
-        values = tl.load(v + first_key + (key[:, None] * key_heads * D + d[None, :]), (key < length)[:, None] & (d < D)[None, :], other=0.0)
-        if q.dtype.element_ty == tl.int8:
-            scores = tl.dot(queries, keys, out_dtype=tl.int32).to(tl.float32) * factor
-        else:
-            scores = tl.dot(queries, keys, out_dtype=tl.float32, input_precision="ieee") * factor
+        keys, values = tiles_of_keys(k, v, first_key, key_heads, key, length, d, D, True)
         seen = (key < length)[None, :]
         if CAUSAL:
             seen = seen & (key[None, :] <= row[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
-        grown = tl.maximum(largest, tl.max(scores, 1))  # finite: key 0 is seen by every row
-        p, faded = tl.exp2(scores - grown[:, None]), tl.exp2(largest - grown)
-        total = total * faded + tl.sum(p, 1)
-        sums = tl.dot(p.to(v.dtype.element_ty), values, sums * faded[:, None], out_dtype=tl.float32, input_precision="ieee")
-        largest = grown
-    stored(tl.div_rn(sums, tl.broadcast_to(total[:, None], (TILE_Q, BLOCK_D))), out, at, stays, out_scale)
+        scores = tl.where(seen, scores_of(queries, keys), -float("inf"))  # key 0 is seen by every row
+        largest, total, sums = added(scores, values, largest, total, sums, factor)
+    stored(sums * tl.div_rn(1.0, total)[:, None], out, at, stays, out_scale)
+
+
+@triton.jit
+def tiles_of_keys(
+    k: tl.pointer_type, v: tl.pointer_type, first_key: tl.tensor, key_heads: tl.tensor, key: tl.tensor, length: tl.tensor, d: tl.tensor,
+    D: tl.constexpr, MASKED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Returns a tile of keys [BLOCK_D, TILE_K] and of values [TILE_K, BLOCK_D], with zeros past D and past the sequence."""
+    key_at, value_at = key[None, :] * key_heads * D + d[:, None], key[:, None] * key_heads * D + d[None, :]
+    inside = (d < D)[:, None], (d < D)[None, :]
+    if MASKED:
+        inside = inside[0] & (key < length)[None, :], inside[1] & (key < length)[:, None]
+    return tl.load(k + first_key + key_at, inside[0], other=0), tl.load(v + first_key + value_at, inside[1], other=0.0)
+
+
+@triton.jit
+def scores_of(queries: tl.tensor, keys: tl.tensor) -> tl.tensor:
+    """Returns the products of queries and keys, float32 [TILE_Q, TILE_K]; those of codes are exact."""
+    if queries.dtype == tl.int8:
+        scores = tl.dot(queries, keys, out_dtype=tl.int32).to(tl.float32)
+    else:
+        scores = tl.dot(queries, keys, out_dtype=tl.float32, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def added(scores: tl.tensor, values: tl.tensor, largest: tl.tensor, total: tl.tensor, sums: tl.tensor, factor: tl.tensor) -> tl.tensor:
+    """Returns m', l' and O' after a tile of scores, which are not multiplied by the factor yet; it is positive."""
+    grown = tl.maximum(largest, tl.max(scores, 1))
+    p = exp2_approximate(tl.fma(scores, factor, (-grown * factor)[:, None]))
+    faded = exp2_approximate((largest - grown) * factor)
+    sums = tl.dot(p.to(values.dtype), values, sums * faded[:, None], out_dtype=tl.float32, input_precision="ieee")
+    return grown, total * faded + tl.sum(p, 1), sums

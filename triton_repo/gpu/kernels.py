@@ -4,9 +4,9 @@
       README.md
       <variant>-<precision>/
         config.pbtxt
-        warmup/<bucket>.TEXT
+        warmup/<bucket>.TEXT, or warmup/image.IMAGE
         1/  model.py  settings.json  cpu_model.py  preprocess.py  long_text.py  preprocess.json  tokenizer.json  response.py
-            engine.py  plan.safetensors
+            engine.py  plan.safetensors  (image.py)
             compress/  export/          the modules that engine.py imports, and those that they import
 
 What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it is copied into the folder of the model.
@@ -27,7 +27,7 @@ from foundation.artifacts.triton import TritonModel
 from foundation.standalone import long_text, preprocess, response, windows
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import ModelSettings, Scheduling
-from triton_repo.layout import warm_up_rows
+from triton_repo.layout import beside, warm_up_rows
 from triton_repo.own_modules import ROOT, modules, write_model
 
 SERVED = "export/fused/served.py"
@@ -64,7 +64,7 @@ def write_kernel_repository(
     rows = dict(warm_up_rows(preprocessor, pairs))
     settings = ModelSettings(
         name=name,
-        modality="text",
+        modality=preprocessor.modality,  # type: ignore[arg-type]
         pairs=pairs,
         width=len(preprocessor.labels),
         response=preprocessor.response,
@@ -76,7 +76,8 @@ def write_kernel_repository(
         warm_up=tuple(rows),
         scheduling=scheduling,
     )
-    version = write_model(out, settings, preprocessor, "KIND_GPU", files(ROOT), rows)
+    decoding = ((Path(file), Path(file).name) for file in beside(preprocessor))
+    version = write_model(out, settings, preprocessor, "KIND_GPU", (*files(ROOT), *decoding), rows)
     shutil.copyfile(exported / str(entry.file), version / PLAN)
     (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES), encoding="utf-8")
     about = {"model": name, "variant": build.variant, "precision": build.precision}
@@ -103,9 +104,9 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
 _README = """\
 # Model repository for Triton Inference Server: `{name}` on fused int8 kernels
 
-One Python model that tokenizes the text, runs the encoder without padding on the GPU of its instance, and returns `LABEL`, `SCORE` and
-`LOGITS`. The kernels are written in the Triton language and compiled when the model starts; that takes a minute for the first time. Which
-tiles are fastest is measured then, and remembered in `$XDG_CACHE_HOME/compress`: mount a folder there to keep it.
+One Python model that tokenizes the text or decodes the image, runs the encoder without padding on the GPU of its instance, and returns
+`LABEL`, `SCORE` and `LOGITS`. The kernels are written in the Triton language and compiled when the model starts; that takes a minute for
+the first time. Which tiles are fastest is measured then, and remembered in `$XDG_CACHE_HOME/compress`: mount a folder there to keep it.
 
 In a Triton container with the Python backend, whose Python needs `numpy` below 2, and a C compiler for the launchers of kernels:
 

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from export.builds import Build
 from export.engines import registry, torch_kernels
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch_kernels import FILE, MODE, TorchKernels
@@ -28,7 +29,11 @@ from foundation.core.target import Target
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
+from foundation.schemes.checkpoint import load_quantization
 from foundation.standalone.preprocess import Preprocessor
+from quantize.quantize import Quantize
+from tests.architectures.steps import Bench
+from tests.architectures.table import ARCHITECTURES
 from tests.export import sentiment
 from tests.export.fused import encoders
 from tests.problems import raises_problem
@@ -193,3 +198,21 @@ def test_on_a_gpu_it_passes_the_gate_and_recordings_answer_alike(plan: EngineSpe
         np.testing.assert_allclose(alone[0], together[number], atol=1e-4)
     with EngineProcess(replace(plan, device="cuda")) as process:
         np.testing.assert_array_equal(process.predict(sentiment.rows(4), 4), together)
+
+
+@pytest.mark.whole
+def test_a_vit_passes_the_gate_in_its_patches_and_in_every_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench.of(ARCHITECTURES["vit"], tmp_path)
+    quantized = bench.run(Quantize(mode="ptq", calibration={"rows": 16}, weight_bits=7, convolutions=True))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    target = Target(engines=("torch_kernels",), batch_sizes=(1, 2), threads=1)
+    context = replace(bench.context, target=target, checkpoints={"quantize": quantized})
+    monkeypatch.setattr("export.builds.planned", lambda *_: [Build("quantize", Checkpoint(quantized.path), "int8", "quantize")])
+    out = bench.out("export")
+    Export(float_precision="fp32").run(quantized, context, out)
+    (build,) = json.loads((out / "export.json").read_text(encoding="utf-8"))["builds"]
+    (entry,) = build["engines"]
+    assert (entry["engine"], entry["runnable"], entry["parity"]["passed"]) == ("torch_kernels", True, True), entry["reason"]
+    scales, _ = load_quantization(quantized.path)
+    assert {layer["layer"] for layer in entry["parity"]["layers"]} == set(scales)
+    assert any("patch" in name for name in scales)

@@ -10,7 +10,8 @@ from torch import nn
 
 from benchmarks.gpu.references import unpack
 from export.fused import parts
-from export.fused.parts import plan_of, sparse_or_dense
+from export.fused.blocks import sparse_or_dense
+from export.fused.parts import plan_of
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight
 from foundation.core.errors import InputError
@@ -28,9 +29,6 @@ OTHERS = {
     "albert": transformers.AlbertConfig(**{**SIZES, "max_position_embeddings": 12}, embedding_size=64),
     "narrow electra": transformers.ElectraConfig(**{**SIZES, "max_position_embeddings": 12}, embedding_size=32),
     "modernbert": transformers.ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2),
-    "vit": transformers.ViTConfig(
-        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96, image_size=8, patch_size=4
-    ),
     "gpt2": transformers.GPT2Config(vocab_size=50, n_positions=12, n_embd=64, n_layer=1, n_head=2, pad_token_id=0),
     "relu": transformers.BertConfig(**{**SIZES, "max_position_embeddings": 12, "hidden_act": "relu"}),
 }  # fmt: skip
@@ -38,7 +36,6 @@ WHY = {
     "albert": "blocks for 2 layers",
     "narrow electra": "do not fit behind each other",
     "modernbert": "one layer makes its queries|changed before attention",
-    "vit": "LayerNorms|activation|tables",
     "gpt2": "one layer makes its queries|changed before attention",
     "relu": "its activation is relu; gelu and silu are written",
 }
@@ -69,8 +66,7 @@ def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    kind = transformers.AutoModelForImageClassification if name == "vit" else transformers.AutoModelForSequenceClassification
-    kind.from_config(OTHERS[name]).save_pretrained(tmp_path)
+    transformers.AutoModelForSequenceClassification.from_config(OTHERS[name]).save_pretrained(tmp_path)
     quantized(tmp_path)
     with pytest.raises(InputError, match=rf"BERT.*({WHY[name]})"):
         plan_of(Checkpoint(tmp_path))

@@ -71,8 +71,8 @@ def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     save_file(load_file(path), path)
     with pytest.raises(InputError, match=r"cannot be used as a plan \(KeyError: 'plan'\); export again"):
         read_plan(path)
-    save_file({}, path, {"plan": '{"format": 2}'})
-    with pytest.raises(InputError, match="format 2; this version reads 1"):
+    save_file({}, path, {"plan": '{"format": 1}'})
+    with pytest.raises(InputError, match="format 1; this version reads 2"):
         read_plan(path)
 
 

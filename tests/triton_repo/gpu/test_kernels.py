@@ -63,6 +63,20 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     assert "pip install torch triton safetensors" in (tmp_path / "repository" / "README.md").read_text()
 
 
+def test_images_are_decoded_next_to_the_engine(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    tiny.image_preprocessor().save(tmp_path / NAME)
+    (tmp_path / NAME / "plan").write_bytes(b"a plan")
+    write(tmp_path)
+    folder = tmp_path / "repository" / NAME
+    config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
+    assert [given["name"] for given in config["input"]] == ["IMAGE"]
+    settings = json.loads((folder / "1" / SETTINGS).read_text())
+    assert settings["properties"]["lengths"] == ""
+    assert (folder / "1" / "image.py").is_file()
+    assert [path.name for path in (folder / "warmup").iterdir()] == ["image.IMAGE"]
+
+
 def test_what_it_imports_comes_along_and_nothing_of_the_training_environment() -> None:
     names = [name for _, name in files(ROOT)]
     assert len(names) == len(set(names))

@@ -1,0 +1,192 @@
+"""The parts of the blocks of an encoder, found by structure, and its layers as a plan has them: for models of text and of images.
+
+    attention      traced (`foundation.models.architecture.attention`): query, key, value, output, heads, scaling
+    up and down    the two other linear layers of a block
+    norms          its two LayerNorms, in the order in which the model has them
+
+Neither names nor this list prove anything: the callers compute with the parts, and refuse a model whose logits are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from export.fused.plan import Block, FloatLinear, Int8Linear, Linear
+from export.kernels.activation_codes import Activation
+from export.kernels.block_sparse import SIDES, Packed, SparseWeight, index, pack
+from export.kernels.epilogue import Int8Weight
+from export.kernels.norm import Norm
+from foundation.core.errors import InputError
+from foundation.models.architecture.attention import Attention, find_attentions
+from foundation.models.architecture.blocks import blocks_of
+from foundation.schemes.int8 import LayerScales
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEY = "model"
+TOLERANCE = 1e-3
+"""Largest difference of logits, as a share of the largest: sums in another order reach about 1e-5."""
+MOST_LEFT = 0.5
+"""Share of blocks with a code other than 0 up to which a layer is stored and multiplied in blocks."""
+SPELLINGS: Mapping[str, Activation] = {"gelu": "gelu", "silu": "silu", "swish": "silu"}
+
+
+class Otherwise(Exception):
+    """A model is built otherwise; the message says where."""
+
+
+@dataclass(frozen=True)
+class BlockPaths:
+    """The parts of the blocks, by the paths of their modules."""
+
+    modules: Mapping[str, nn.Module]
+    """All modules of the model."""
+    outside: tuple[str, ...]
+    """Modules that belong to no block."""
+    activation: Activation
+    attentions: tuple[Attention, ...]
+    feed_forward: tuple[tuple[str, str], ...]
+    """Products of each block: up and down."""
+    norms: tuple[tuple[str, str], ...]
+    """Norms of each block."""
+
+    def __iter__(self) -> Iterator[tuple[Attention, tuple[str, str], tuple[str, str]]]:
+        """Yields attention, products and norms of each block."""
+        return zip(self.attentions, self.feed_forward, self.norms, strict=True)
+
+    def outer(self, kind: type[nn.Module]) -> list[str]:
+        """Returns the modules of a kind outside the blocks."""
+        return [name for name in self.outside if isinstance(self.modules[name], kind)]
+
+    @property
+    def linears(self) -> dict[str, nn.Linear]:
+        """All linear layers of the model."""
+        return {name: module for name, module in self.modules.items() if isinstance(module, nn.Linear)}
+
+    def outer_norm(self) -> str:
+        """Returns the LayerNorm outside the blocks.
+
+        Raises:
+            Otherwise: There is another number of them.
+        """
+        names = self.outer(nn.LayerNorm)
+        if len(names) != 1:
+            raise Otherwise(f"{len(names)} LayerNorms stand outside its blocks")
+        return names[0]
+
+    def attended(self, attention: Attention, x: Tensor) -> Tensor:
+        """Returns the output of attention for states [b, n, D], written out."""
+        known: Any = self.modules
+        query, key, value = (
+            known[layer](x).unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for layer, _ in attention.parts.values()
+        )
+        scores = (query @ key.transpose(2, 3) * attention.scaling).softmax(dim=-1)
+        found: Tensor = known[attention.output]((scores @ value).transpose(1, 2).flatten(2))
+        return found
+
+    def block(self, number: int, norms: tuple[str, str], scales: Mapping[str, Any]) -> Block:
+        """Returns a block of the plan.
+
+        Args:
+            number: Of the block.
+            norms: The norms behind its attention and behind its feed-forward network.
+            scales: Of the layers in int8.
+        """
+        attention, known = self.attentions[number], self.linears
+        names = [*(attention.parts[part][0] for part in ("query", "key", "value")), attention.output, *self.feed_forward[number]]
+        query, key, value, out, up, down = (linear_of(name, known[name], scales.get(name)) for name in names)
+        first, second = (norm_of(self.modules[name]) for name in norms)
+        return Block(query, key, value, out, up, down, attention.head_dim, attention.scaling, first, second)
+
+
+def block_paths(model: PreTrainedModel) -> BlockPaths:
+    """Reads the parts of the blocks off the structure.
+
+    Raises:
+        Otherwise: There are other parts.
+    """
+    try:
+        blocks, attentions = blocks_of(model, KEY), find_attentions(model, KEY)
+    except InputError as error:
+        raise Otherwise("; ".join(str(problem).removeprefix(f"{KEY}: ") for problem in error.problems)) from error
+    if attentions.cross:
+        raise Otherwise("it reads an encoder")
+    inside, feed_forward, norms = tuple(f"{name}." for name in blocks), [], []
+    for number, (name, block) in enumerate(blocks.items()):
+        attention = attentions.own[number]
+        _check_attention(attention)
+        used = {attention.output, *(layer for layer, _ in attention.parts.values())}
+        layers = [layer for layer in _of(block, name, nn.Linear) if layer not in used]
+        feed_forward.append(_two(layers, "linear layers next to its attention"))
+        norms.append(_two(_of(block, name, nn.LayerNorm), "LayerNorms"))
+    act = str(getattr(model.config, "hidden_act", None) or getattr(model.config, "activation", None))
+    if act not in SPELLINGS:
+        raise Otherwise(f"its activation is {act}; {' and '.join(sorted(set(SPELLINGS.values())))} are written")
+    modules, own = dict(model.named_modules()), tuple(attentions.own[number] for number in range(len(blocks)))
+    outside = tuple(name for name in modules if not name.startswith(inside))
+    return BlockPaths(modules, outside, SPELLINGS[act], own, tuple(feed_forward), tuple(norms))
+
+
+def _check_attention(attention: Attention) -> None:
+    if attention.transformed or attention.interleaved:
+        raise Otherwise("its queries, keys or values are changed before attention")
+    if len({layer for layer, _ in attention.parts.values()}) < len(attention.parts):
+        raise Otherwise("one layer makes its queries, keys and values")
+
+
+def _of(block: nn.Module, prefix: str, kind: type[nn.Module]) -> list[str]:
+    return [f"{prefix}.{name}" for name, module in block.named_modules() if isinstance(module, kind)]
+
+
+def _two(names: Sequence[str], what: str) -> tuple[str, str]:
+    if len(names) != 2:
+        raise Otherwise(f"a block has {len(names)} {what}, where BERT has 2")
+    return names[0], names[1]
+
+
+def norm_of(module: Any) -> Norm:
+    """Returns a LayerNorm as a plan has it."""
+    return Norm(floats(module.weight), floats(module.bias), float(module.eps))
+
+
+def sparse_or_dense(codes_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Int8Weight | SparseWeight:
+    """Returns a weight in blocks where at most `MOST_LEFT` of them have a code other than 0; in small ones where these save much."""
+    packed = {side: pack(codes_OI, side) for side in sorted(SIDES, reverse=True)}
+    left = {side: float(one.left().float().mean()) for side, one in packed.items()}
+    large, small = packed
+    side = large if left[large] <= MOST_LEFT and left[large] <= 1.25 * left[small] else small
+    return _sparse(packed[side], scale_O, bias_O) if left[side] <= MOST_LEFT else Int8Weight(codes_OI, scale_O, bias_O)
+
+
+def _sparse(packed: Packed, scale_O: Tensor, bias_O: Tensor | None) -> SparseWeight:
+    return SparseWeight(packed, index(packed), scale_O, bias_O)
+
+
+def linear_of(name: str, module: nn.Linear, scales: Any) -> Linear:
+    """Returns a layer of the plan.
+
+    Args:
+        name: Path of the module.
+        module: The float layer, its weights on the grid where it is int8.
+        scales: Its `LayerScales`; None for a layer that stayed float.
+
+    Raises:
+        InputError: The layer is of another scheme.
+    """
+    bias = None if module.bias is None else floats(module.bias)
+    if scales is None:
+        return FloatLinear(name, floats(module.weight), bias)
+    if not isinstance(scales, LayerScales):
+        raise InputError(KEY, f"{name} is quantized as {scales.SCHEME}", f"the fused kernels run {LayerScales.SCHEME}")
+    weight = sparse_or_dense(scales.codes(floats(module.weight)), scales.weight_scale, bias)
+    return Int8Linear(name, weight, float(scales.input_scale), scales.input_smooth)
+
+
+def floats(parameter: Tensor) -> Tensor:
+    """Returns a parameter as a plan stores it."""
+    return parameter.detach().float().contiguous()
