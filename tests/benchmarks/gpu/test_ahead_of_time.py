@@ -32,6 +32,8 @@ from export.kernels.launch import Cost, Launch
 from foundation.core.errors import InputError
 from tests.export.kernels.calls import quantize_tensor
 
+pytestmark = pytest.mark.whole
+
 GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
 INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128x32.S8.S8", 100: INT8_ON_100}

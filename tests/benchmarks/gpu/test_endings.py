@@ -7,6 +7,8 @@ import pytest
 from benchmarks.gpu.ahead_of_time import count
 from benchmarks.gpu.endings import ENDINGS, ended, kinds_of
 
+pytestmark = pytest.mark.whole
+
 SLOW_PATHS = ("FCHK", "CALL")
 
 

@@ -23,6 +23,8 @@ from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
 from tests.benchmarks.gpu.test_timing import Queue
 
+pytestmark = pytest.mark.whole
+
 Interpreted = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -114,6 +114,7 @@ def test_only_the_fastest_rival_of_a_shape_is_judged() -> None:
     assert line.word == "not measured"
 
 
+@pytest.mark.whole
 def test_the_rehearsal_measures_every_rival_and_writes_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.figures", str(tmp_path / "rivals.json"), "--only", "rivals", "--rehearse"]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True)

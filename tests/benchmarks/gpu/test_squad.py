@@ -30,6 +30,8 @@ from benchmarks.gpu.squad import (
 )
 from tests.export.fused.encoders import Again
 
+pytestmark = pytest.mark.whole
+
 TINY = Bert(width=32, inner=64, layers=1, heads=1, words=40, positions=16)
 
 
