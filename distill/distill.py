@@ -15,6 +15,7 @@ Not supported: masked language modelling alongside, as task checkpoints have no 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,6 +24,7 @@ from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS, Task, num_classes, tasks_with
+from foundation.training.prompt_tuning import check_prompt, prompted, with_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +107,7 @@ class Distill(DistillSettings):
         """The Transformers config of the student."""
         from distill.student import student_config
 
-        return student_config(self.student, config, f"{self.key}.student")
+        return with_prompt(student_config(self.student, config, f"{self.key}.student"), self.prompt)
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks, before the first stage runs, that student, teacher and losses fit each other and the task.
@@ -159,6 +161,8 @@ class Distill(DistillSettings):
             check_length(after, context.max_length)
         if not self.resolved().losses:
             check_labelled(context.task, context.data, self.key)
+        if self.prompt is not None:
+            check_prompt(self.prompt, context, f"{self.key}.prompt")
         joins = self._joins_micro_batches(self.plan.settings(after, teacher, context), context.task)
         self.plan.check(after, teacher, context, None if joins else self.micro_batch_size)
 
@@ -264,23 +268,23 @@ class Distill(DistillSettings):
         folders = [steps.teacher_folder(number) for number in range(len(context.teachers))]
         if self.sequences is not None:
             context = self._with_answers(context, folders[0], device)
-            steps = Steps(self, source, context)
         if not team.shards:  # with fsdp2, `train` moves the student to the device block by block
             student.to(device)
-        prepared = context.preprocessor(source)
-        lesson = (
-            steps.from_teachers(student, prepared, folders, device) if self.labeller is None else steps.from_labeller(student, prepared)
-        )
-        training = Training.of(
-            context,
-            prepared,
-            TrainConfig.of(self),
-            self.title,
-            split=lesson.split,
-            select=selection_metric(lesson.judged, prepared) if self.corpus is None else None,
-            depends={"stage": self.model_dump(mode="json"), "teachers": lesson.sources},
-        )
-        history = train(student, lesson.objective.to(device), training)
+        with nullcontext() if self.prompt is None else prompted(student, self.prompt, source, context.scratch, context.seed) as prompt:
+            source = source if prompt is None else prompt.source
+            steps, prepared = Steps(self, source, context), context.preprocessor(source)
+            taught = self.labeller is None
+            lesson = steps.from_teachers(student, prepared, folders, device) if taught else steps.from_labeller(student, prepared)
+            training = Training.of(
+                context,
+                prepared,
+                TrainConfig.of(self),
+                self.title,
+                split=lesson.split,
+                select=selection_metric(lesson.judged, prepared) if self.corpus is None else None,
+                depends={"stage": self.model_dump(mode="json"), "teachers": lesson.sources},
+            )
+            history = train(student, lesson.objective.to(device), training)
         fit_null_threshold(student, prepared, lesson.judged)
         if team.is_first:
             note = f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"

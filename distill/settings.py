@@ -15,6 +15,7 @@ from foundation.stage.stage import ModelStage, teachers_named
 from foundation.training.distillation.masking import Augment
 from foundation.training.distillation.schedules import Ramp, always_zero, smallest
 from foundation.training.losses.distillation.presets import AnyLoss, PresetName
+from foundation.training.prompt_tuning import PromptTuning
 from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class DistillSettings(TrainingSettings, ModelStage):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     NAME: ClassVar[str] = "distill"
+    LATER: ClassVar[tuple[str, ...]] = ("prompt", *TrainingSettings.LATER)
 
     student: Student = Student()
     """The model to train."""
@@ -80,6 +82,9 @@ class DistillSettings(TrainingSettings, ModelStage):
     """With `corpus`: joins short lines and splits long ones into rows of about `data.max_length` tokens; false: each line is a row."""
     learning_rate: LearningRate = 1e-4
     """Peak learning rate."""
+    prompt: PromptTuning | None = None
+    """Prompt tuning or P-tuning, as in `finetune`: trains virtual tokens before every text, and the head, instead of all weights. With
+    losses on logits. After `prune` it is a recovery that leaves the weights as they are."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -107,6 +112,10 @@ class DistillSettings(TrainingSettings, ModelStage):
             given += ["teacher_weights"] * bool(self.teacher_weights) + ["loss: hard_target"] * (self.loss == "hard_target")
             if given:
                 raise ValueError(f"{given[0]}: given with a labeller, which labels rows once and has no hidden states; leave it out")
+        if self.prompt is not None:
+            given = [name for name in ("lora", "sequences", "on_policy", "augment", "corpus") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"prompt: given with {given[0]}; leave one of them out")
         return self
 
     @property

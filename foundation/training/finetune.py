@@ -11,7 +11,6 @@ with p = softmax of the logits z. The final weights are those with the best metr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +25,7 @@ from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
-from foundation.training.prompt_tuning import PromptTuning, check_prompt, prompted
+from foundation.training.prompt_tuning import PromptTuning, check_prompt, prompted, with_prompt
 from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:
@@ -74,11 +73,7 @@ class Finetune(TrainingSettings, Stage):
 
     def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """The Transformers config of the output: virtual tokens are rows of the embedding matrix."""
-        if self.prompt is None:
-            return config
-        after = copy.deepcopy(config)
-        after.vocab_size += self.prompt.tokens
-        return after
+        return with_prompt(config, self.prompt)
 
     def team(self, processes: Team) -> Team:
         """All processes train."""

@@ -17,6 +17,7 @@ special tokens; several processes.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
     from foundation.stage.context import Context
 
@@ -47,6 +49,15 @@ class PromptTuning(Config):
     """How their embeddings start, without an encoder: as embeddings of randomly chosen tokens, or as standard normal numbers."""
     encoder: Literal["mlp", "lstm"] | None = None
     """P-tuning: a network that makes the embeddings, and is dropped after training. Absent: prompt tuning, which learns them themselves."""
+
+
+def with_prompt(config: PreTrainedConfig, settings: PromptTuning | None) -> PreTrainedConfig:
+    """Returns the Transformers config of a model with virtual tokens, which are rows of its embedding matrix; the same without them."""
+    if settings is None:
+        return config
+    changed = copy.deepcopy(config)
+    changed.vocab_size += settings.tokens
+    return changed
 
 
 def check_prompt(settings: PromptTuning, context: Context, key: str) -> None:

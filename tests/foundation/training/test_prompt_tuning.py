@@ -16,6 +16,8 @@ import torch
 import transformers
 from pydantic import ValidationError
 
+from distill.choices import Student
+from distill.distill import Distill
 from export.graph.onnx import export_float
 from foundation.artifacts.artifact import Artifact
 from foundation.models.checkpoint import load
@@ -184,6 +186,25 @@ def test_a_second_prompt_is_refused(make_context: Contexts, tmp_path: Path) -> N
     (tmp_path / "second").mkdir()
     with raises_problem("prompt", "virtual tokens already"):
         Finetune(prompt=PromptTuning()).run(Artifact(tmp_path / "first", {}), context, tmp_path / "second")
+
+
+@pytest.mark.parametrize("layers", [None, 2])
+def test_a_student_learns_a_prompt_from_a_teacher_without_one(layers: int | None, make_context: Contexts, tmp_path: Path) -> None:  # noqa: F811
+    context, out = make_context(), tmp_path / "out"
+    out.mkdir()
+    stage = Distill(student=Student(layers=layers), prompt=PromptTuning(tokens=TOKENS), epochs=8, learning_rate=0.02, hard_weight=0)
+    config = Checkpoint(context.baseline.path).config
+    stage.check(config, config, context)
+    figures = stage.run(context.baseline, context, out)
+    assert stage.config_after(config).vocab_size == load(out).config.vocab_size == 20 + TOKENS  # type: ignore[union-attr]
+    before, after = load(context.baseline.path).state_dict(), load(out).state_dict()
+    changed = [name for name, value in after.items() if value.shape != before[name].shape or not torch.equal(value, before[name])]
+    assert {name.rpartition(".")[0] for name in changed} == {"classifier", "bert.embeddings.word_embeddings"}
+    assert context.preprocessor(out).encode(["great"], 0)["input_ids"][0, :TOKENS].tolist() == list(range(20, 20 + TOKENS))
+    if layers:
+        assert figures["losses"][-1]["loss"] < figures["losses"][0]["loss"]  # type: ignore[index]
+    with raises_problem("distill.teacher", "tokenizes the rows differently"):
+        Distill(loss="tinybert", prompt=PromptTuning(tokens=TOKENS)).run(context.baseline, context, tmp_path / "other")
 
 
 def test_prompts_that_do_not_fit_are_refused(make_context: Contexts, tmp_path: Path) -> None:  # noqa: F811
