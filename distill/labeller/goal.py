@@ -173,6 +173,7 @@ def _asked(labeller: Labeller, split: Split, num_labelled: int, context: Context
         rows = Split([*rows.rows, *written.rows], rows.labels.joined(rows.labels.blank(len(written.rows))))
         targets_nC = np.concatenate([targets_nC, written.log_p_nC])
         figures["written"] = written.counts
+        asked += written.asked
     selection = labels.of(context.data.selection.rows)
     figures |= _quality(selection.log_p_nC, context.data.selection, context.data.labels)
     asked += found.asked + selection.asked

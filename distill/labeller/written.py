@@ -44,6 +44,8 @@ class Written:
     """Log-probabilities of the classes, float32 [n, C]."""
     counts: dict[str, int]
     """How many texts were written, left out and kept."""
+    asked: int
+    """Queries for their labels that the model was asked; the others were stored."""
 
     def save(self, folder: Path, classes: tuple[str, ...]) -> None:
         """Writes the texts with their labels."""
@@ -78,7 +80,8 @@ def write(labels: Labels, never: Iterable[Row], known: Iterable[Row], progress: 
                 drawn += [(text, number)] if text else []
                 advance(1)
     fresh, held_out, duplicates = new_rows([text for text, _ in drawn], never, known)
-    log_p_nC = labels.of(fresh).log_p_nC
+    found = labels.of(fresh)
+    log_p_nC = found.log_p_nC
     wanted = dict(reversed(drawn))  # of equal texts the first counts
     asked_n = np.array([wanted[str(text)] for text in fresh], np.int64)
     agrees_n = (log_p_nC.argmax(axis=1) == asked_n) & (np.exp(log_p_nC[np.arange(len(fresh)), asked_n]) >= settings.min_probability)
@@ -92,7 +95,7 @@ def write(labels: Labels, never: Iterable[Row], known: Iterable[Row], progress: 
         "kept": len(kept),
     }
     progress.log(f"  {labels.label}: {len(kept)} of {counts['texts']} written texts kept; {counts['other_label']} got another label")
-    return Written([fresh[index] for index in kept], log_p_nC[kept], counts)
+    return Written([fresh[index] for index in kept], log_p_nC[kept], counts, found.asked)
 
 
 def _drawn(labels: Labels, settings: Writing, name: str) -> Iterator[str | None]:

@@ -134,6 +134,7 @@ def test_written_texts_have_the_label_that_they_were_asked_for(make_context: Con
     rows = [json.loads(line) for line in (tmp_path / "a" / "written.jsonl").read_text().splitlines()]
     assert len(rows) == counts["kept"] > 0
     assert counts["other_label"] > 0
+    assert figures["labeller"]["new_queries"] == 48 + 20 + counts["other_label"] + counts["kept"]
     assert len({row["text"] for row in rows}) == len(rows)
     assert figures["rows"] == 48 + counts["kept"]
     assert all(row["probability"] >= 0.5 for row in rows)  # the larger of two

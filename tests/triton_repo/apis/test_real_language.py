@@ -14,6 +14,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from distill.labeller.api import ApiScorer
+from distill.labeller.prompts import Query
+from distill.labeller.scorer import Asked
 from export.engines.onnxruntime_decoder import MODE, MODEL, properties
 from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import Artifact, write_json
@@ -119,3 +122,23 @@ def test_the_template_writes_the_functions(client: openai.OpenAI) -> None:
     assert without.usage is not None
     assert given.usage is not None
     assert given.usage.prompt_tokens - without.usage.prompt_tokens == len("add")
+
+
+def test_it_labels_texts_by_the_probabilities_of_words(client: openai.OpenAI) -> None:
+    def listed(text: str) -> dict[str, float]:
+        """Letters among the five most likely tokens after a text."""
+        with torch.no_grad():
+            log_p = decoder("llama")(torch.tensor([tokenizer()(text)["input_ids"]])).logits[0, -1].float().log_softmax(-1)
+        found = {tokenizer().decode([int(token)]): float(value) for value, token in zip(*log_p.topk(5), strict=True)}
+        return {token: value for token, value in found.items() if len(token) == 1 and token.isalnum()}
+
+    prompt, first = next((text, listed(text)) for text in map(str, range(100)) if len(listed(text)) >= 2)
+    letter, other = list(first)[:2]
+    following = next(iter(listed(prompt + letter)), None)
+    words = (other, letter + following) if following else (other, letter)
+    expected = [first[other], first[letter] + (listed(prompt + letter)[following] if following else 0.0)]
+    scorer = ApiScorer(str(client.base_url), NAME, None, "teacher")
+    [(indices, answer)] = scorer.scores([Asked(Query(prompt, ""), words)])
+    assert indices == [0]
+    np.testing.assert_allclose(answer[0, 0], expected, atol=5e-4)
+    assert answer[0, 1].tolist() == [1, len(words[1])]
