@@ -6,7 +6,8 @@
 
 The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The modules are those of `peft`
 (`PromptEmbedding`, `PromptEncoder`), so that initialization and network are what its users know; the trained model computes what peft's
-`PeftModelForSequenceClassification` computes. In particular a head that reads the first position reads the first virtual token.
+`PeftModelForSequenceClassification` computes. In particular a head that reads the first position reads the first virtual token;
+`place: behind_first` leaves [CLS] there.
 
 Afterwards p are rows of the embedding matrix, and the tokenizer puts their ids before every text
 (`foundation.models.inputs.virtual_tokens`): the checkpoint is a stock one. The network of P-tuning is dropped, as in the paper.
@@ -47,6 +48,9 @@ class PromptTuning(Config):
     """Number of virtual tokens; they count towards `data.max_length`."""
     init: Literal["vocabulary", "random"] = "vocabulary"
     """How their embeddings start, without an encoder: as embeddings of randomly chosen tokens, or as standard normal numbers."""
+    place: Literal["front", "behind_first"] = "front"
+    """front: before everything, as in peft, so that a head of the first position reads the first virtual token. behind_first: behind the
+    first special token, such as [CLS], which that head then reads as before."""
     encoder: Literal["mlp", "lstm"] | None = None
     """P-tuning: a network that makes the embeddings, and is dropped after training. Absent: prompt tuning, which learns them themselves."""
 
@@ -121,7 +125,7 @@ def prompted(model: nn.Module, settings: PromptTuning, source: Path, scratch: Pa
     files = scratch / "prompted"
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
-    with_virtual_tokens(source, files, embedding.num_embeddings, settings.tokens)
+    with_virtual_tokens(source, files, embedding.num_embeddings, settings.tokens, behind=settings.place == "behind_first")
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     head = [parameter for parameter in head_of(model) if parameter.requires_grad]
     model.requires_grad_(False)

@@ -1,7 +1,7 @@
 """Virtual tokens: rows of the embedding matrix that no text has, and that the tokenizer puts before every text.
 
     ids of a text        V ... V+k-1  [CLS] t_1 ... t_n [SEP]        V: size of the vocabulary before, k: virtual tokens
-    post-processor       a special token `<|prompt|>` of k ids in front, of both texts of a pair once, with token type 0
+    post-processor       a special token `<|prompt|>` of k ids in front, or behind [CLS]; once for a pair of texts, with token type 0
 
 So everything after training knows nothing of them: masks, positions, truncation to `data.max_length`, windows of engines and servers count
 them as the special tokens that they are, an exported graph holds their embeddings in its embedding matrix, and other programs read the
@@ -24,7 +24,7 @@ NAME = "<|prompt|>"
 Part = dict[str, Any]
 
 
-def with_virtual_tokens(source: Path, out: Path, first: int, count: int) -> None:
+def with_virtual_tokens(source: Path, out: Path, first: int, count: int, *, behind: bool = False) -> None:
     """Writes the small files of a checkpoint with a tokenizer that puts virtual tokens before every text; no weights.
 
     Args:
@@ -32,13 +32,15 @@ def with_virtual_tokens(source: Path, out: Path, first: int, count: int) -> None
         out: Existing folder.
         first: Size of its embedding matrix.
         count: Number of virtual tokens.
+        behind: Whether they stand behind the first special token, such as [CLS], instead of in front of it.
 
     Raises:
-        InputError: It has virtual tokens already, or its tokenizer puts special tokens around texts in a way that is not known.
+        InputError: It has virtual tokens already, `behind` is given and texts begin with no special token, or its tokenizer puts special
+            tokens around texts in a way that is not known.
     """
     copy_files(source, out, tuple(file.name for pattern in (*SMALL_FILES, "README.md") for file in sorted(source.glob(pattern))))
     document: Part = json.loads(tokenizer_file(source).text)
-    document["post_processor"] = prefixed(document.get("post_processor"), first, count)
+    document["post_processor"] = prefixed(document.get("post_processor"), first, count, behind=behind)
     (out / FILE).write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
     settings = read_json(out / SETTINGS, "checkpoint") if (out / SETTINGS).is_file() else {}
     write_json(out / SETTINGS, {**settings, "tokenizer_class": OLD_CLASS})  # another class may build another post-processor
@@ -46,34 +48,40 @@ def with_virtual_tokens(source: Path, out: Path, first: int, count: int) -> None
     write_json(out / "config.json", {**config, "vocab_size": first + count})
 
 
-def prefixed(post: Part | None, first: int, count: int) -> Part:
+def prefixed(post: Part | None, first: int, count: int, *, behind: bool = False) -> Part:
     """Returns a post-processor of tokenizer.json that puts virtual tokens first.
 
     Args:
         post: The post-processor before; None for none.
         first: Id of the first virtual token.
         count: Number of virtual tokens.
+        behind: Whether they stand behind the first special token.
 
     Raises:
         InputError: See `with_virtual_tokens`.
     """
     if post is not None and post["type"] == "Sequence":
         *before, last = post["processors"]
-        return {**post, "processors": [*before, *_of_sequence(last, first, count)]}
+        return {**post, "processors": [*before, *_of_sequence(last, first, count, behind)]}
     template = _as_template(post)
     if template is None:
         assert post is not None
-        return {"type": "Sequence", "processors": [post, prefixed(None, first, count)]}
+        return {"type": "Sequence", "processors": [post, prefixed(None, first, count, behind=behind)]}
     if NAME in template["special_tokens"]:
         raise InputError("prompt", "the model has virtual tokens already", "a prompt is learned once", "start from the model before")
+    if behind and not all("SpecialToken" in template[side][0] for side in ("single", "pair")):
+        raise InputError("prompt.place", "behind_first given", "texts of this tokenizer begin with no special token", "give front")
     token = {"SpecialToken": {"id": NAME, "type_id": 0}}
     special = {**template["special_tokens"], NAME: {"id": NAME, "ids": [*range(first, first + count)], "tokens": [NAME] * count}}
-    return {**template, **{side: [token, *template[side]] for side in ("single", "pair")}, "special_tokens": special}
+    sides = {side: [*template[side][: int(behind)], token, *template[side][int(behind) :]] for side in ("single", "pair")}
+    return {**template, **sides, "special_tokens": special}
 
 
-def _of_sequence(last: Part, first: int, count: int) -> list[Part]:
+def _of_sequence(last: Part, first: int, count: int, behind: bool) -> list[Part]:
     """Returns what takes the place of the last processor of a sequence."""
-    return [last, prefixed(None, first, count)] if _as_template(last) is None else [prefixed(last, first, count)]
+    if _as_template(last) is None:
+        return [last, prefixed(None, first, count, behind=behind)]
+    return [prefixed(last, first, count, behind=behind)]
 
 
 def _as_template(post: Part | None) -> Part | None:

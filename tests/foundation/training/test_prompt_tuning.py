@@ -100,6 +100,21 @@ def test_torch_and_the_graph_compute_what_peft_computes(family: tuple[Path, Cont
     np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_behind_the_first_token_a_head_reads_that_token(kind: str, checkpoint: Any, make_context: Contexts, tmp_path: Path) -> None:  # noqa: F811
+    context = make_context(checkpoint(kind))
+    tuned(context, tmp_path / "out", prompt={"tokens": TOKENS, "place": "behind_first"})
+    model: Any = load(tmp_path / "out")
+    matrix = model.get_input_embeddings().weight
+    for row in ROWS:
+        text, given = features(context.baseline.path, context, [row]), features(tmp_path / "out", context, [row])
+        ids = text["input_ids"]
+        states = torch.cat([matrix[ids[:, :1]], matrix[-TOKENS:][None], matrix[ids[:, 1:]]], dim=1)
+        with torch.no_grad():
+            expected = model(inputs_embeds=states, attention_mask=torch.ones(states.shape[:2], dtype=torch.long)).logits
+            torch.testing.assert_close(model(**given).logits, expected, rtol=0, atol=2e-6)
+
+
 def test_without_its_virtual_tokens_a_model_answers_otherwise(family: tuple[Path, Context], tmp_path: Path) -> None:
     _, context = family
     tuned(context, tmp_path / "out")

@@ -26,14 +26,14 @@ POSTS: dict[str, Any] = {
 }
 
 
-def both(post: Any) -> tuple[Tokenizer, Tokenizer]:
+def both(post: Any, behind: bool = False) -> tuple[Tokenizer, Tokenizer]:
     """Returns a tokenizer, and the same with three virtual tokens."""
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="a"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if post is not None:
         made.post_processor = post
     document = json.loads(made.to_str())
-    document["post_processor"] = prefixed(document["post_processor"], 6, 3)
+    document["post_processor"] = prefixed(document["post_processor"], 6, 3, behind=behind)
     return made, Tokenizer.from_str(json.dumps(document))
 
 
@@ -55,6 +55,20 @@ def test_long_texts_lose_tokens_of_their_own(post: Any) -> None:
     after.enable_truncation(8)
     before.enable_truncation(5)
     assert after.encode("a b c d a b c d").ids == [6, 7, 8, *before.encode("a b c d a b c d").ids]
+
+
+@pytest.mark.parametrize("kind", ["template", "bert", "roberta", "bytes, then template"])
+@pytest.mark.parametrize("texts", [("a b",), ("a b", "c d a")])
+def test_virtual_tokens_may_stand_behind_the_first_special_one(kind: str, texts: tuple[str, ...]) -> None:
+    before, after = both(POSTS[kind], behind=True)
+    known = before.encode(*texts).ids
+    assert after.encode(*texts).ids == [known[0], 6, 7, 8, *known[1:]]
+
+
+@pytest.mark.parametrize("kind", ["none", "bytes"])
+def test_texts_without_a_first_special_token_have_no_place_behind_it(kind: str) -> None:
+    with raises_problem("prompt.place", "behind_first", "front"):
+        both(POSTS[kind], behind=True)
 
 
 def test_no_text_has_a_virtual_token() -> None:
