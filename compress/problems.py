@@ -27,7 +27,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         parts, last = (problem["loc"][:-1], problem["loc"][-1:]) if unknown else (problem["loc"], ())
         location, models = _follow(model, [*(part for part in parts if not _is_union_tag(part)), *last])
         path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
-        given = without_credentials(shown(problem["input"]))
+        given = "null" if problem["input"] is None else without_credentials(shown(problem["input"]))
         if unknown:
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
             problems[Problem(path, "unknown key", f"allowed: {', '.join(allowed)}{nearest(str(last[0]), allowed)}")] = None
@@ -35,6 +35,10 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             problems[Problem(path, "missing", "this key is required")] = None
         else:
             message = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] in ("model_type", "dict_type"):
+                message = "a map of keys and values is allowed"
+            if problem["input"] is None and problem["type"] != "value_error":
+                message += "; leave the key out for its default"
             problems[Problem(path, f"{given} given", f"{message[0].lower()}{message[1:]}")] = None
     return list(problems)
 

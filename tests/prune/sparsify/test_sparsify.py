@@ -123,7 +123,7 @@ def test_other_kinds_of_models(
     stage, model = Sparsify(method=method, pattern="2:4"), make_model(kind)  # type: ignore[arg-type]
     batches = [Batch(make_features(kind, rows=4, seed=seed), torch.zeros(4), np.arange(4), 0, 1) for seed in range(2)]
     monkeypatch.setattr("prune.calibration.calibration_batches", lambda *args: batches)
-    figures = stage._in_one_go(model, Path(), Context("text-classification", None, 16, Target(), 0, Told(), Path()))  # type: ignore[arg-type]
+    figures = stage._in_one_go(model, Path(), Context("text-classification", None, 16, Target(), 0, Told(), Path()), None)  # type: ignore[arg-type]
     assert figures == {"unreached": []}
     for layer in target_layers(stage, model).values():
         groups = torch.nn.functional.pad(layer.weight, (0, -layer.in_features % 4)).reshape(-1, 4)
