@@ -39,6 +39,8 @@ TILES = (
     Tile(128, 128, 64, 8, 4, True),
     Tile(128, 128, 128, 8, 3),
     Tile(128, 128, 128, 8, 3, True),
+    Tile(64, 64, 128, 4, 3, persistent=True),
+    Tile(128, 128, 128, 8, 3, persistent=True),
     Tile(64, 256, 128, 8, 3),
     Tile(128, 256, 128, 8, 3),
     Tile(128, 256, 128, 8, 3, True),
@@ -115,7 +117,7 @@ def time_of(work: Any, gpu: Gpu) -> float | None:
 
 def told(tile: Tile) -> str:
     """Returns a tile in words."""
-    ending = ", in halves" if tile.two_passes else ""
+    ending = (", in halves" if tile.two_passes else "") + (", persistent" if tile.persistent else "")
     return f"{tile.rows} x {tile.outputs} x {tile.inputs}, {tile.num_warps} warps, {tile.num_stages} stages{ending}"
 
 

@@ -49,11 +49,13 @@ WIDE = (
     Tile(256, 128, 128, 8, 3),
     Tile(128, 128, 128, 8, 3, True),
     Tile(128, 128, 64, 8, 4, True),
+    Tile(64, 64, 128, 4, 3, persistent=True),
+    Tile(128, 128, 128, 8, 3, persistent=True),
 )
 """More tiles to try from capability 9.0 on: sums fit into the registers of four warps there, below they spill.
 
 Tiles with two passes take at most 128 registers and less than half of the shared memory, so that two programs share a multiprocessor:
-one multiplies while the other ends.
+one multiplies while the other ends. Persistent programs copy the next tile while they end one; wider ones spill on capability 100.
 """
 SOURCES = (gemm, epilogue, activation_codes, rounding)
 Measure = Callable[[Launch], float]
@@ -131,8 +133,8 @@ def remembered(path: Path) -> dict[str, Tile]:
     try:
         tiles = json.loads(path.read_text(encoding="utf-8")).items()
         return {
-            size: Tile(int(rows), int(outputs), int(inputs), int(warps), int(stages), bool(halves))
-            for size, (rows, outputs, inputs, warps, stages, halves) in tiles
+            size: Tile(int(rows), int(outputs), int(inputs), int(warps), int(stages), bool(halves), bool(persistent))
+            for size, (rows, outputs, inputs, warps, stages, halves, persistent) in tiles
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -5,6 +5,9 @@
 The sums are in no particular order, which integers do not notice. Programs are numbered in strips of 8 tiles of rows, so that programs at
 work together share tiles of the weight in cache.
 
+Persistent programs: the loop over tiles and the loop over inputs are one (`flatten`), so that its pipeline of copies runs on into the next
+tile. Warps are not specialized: release 3.9 makes the same code for capability 90 whether it is asked to or not.
+
 For capabilities 80 to 89, release 3.9 of the language carries prefetched operands through the loop byte by byte (3.7 does not): 264 PRMT
 and LOP3 an iteration, however many inputs a tile has. With 128 inputs the 64 matrix instructions of a tile still take longer on an A100.
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,6 +29,8 @@ from export.kernels.epilogue import Int8Weight, Output, finished, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
 
 STRIP = 8
+PROGRAMS_ELSEWHERE = 3
+"""Persistent programs of the interpreter, so that each has several tiles."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Tile:
     num_stages: int
     two_passes: bool = False
     """Whether the outputs are ended one half after the other: half as many weight scales and biases wait in registers."""
+    persistent: bool = False
+    """Whether as many programs as fit go from tile to tile; the copies of the next one begin while this one is ended."""
 
 
 TILES = (Tile(16, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 128, 8, 3))
@@ -68,20 +76,30 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
         "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
         "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
         "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0,
-        "STRIP": STRIP, "HALVES": tile.two_passes,
+        "STRIP": STRIP, "HALVES": tile.two_passes, "PERSISTENT": tile.persistent,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
-    grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)
+    tiles = cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs)
+    grid = (min(tiles, programs(x_NI.device, tile)) if tile.persistent else tiles,)
     return Launch(int8_gemm_kernel, grid, arguments, Cost(num_bytes, 2 * rows * outputs * inputs, "int8"), tile.num_warps, tile.num_stages)
 
 
+def programs(device: torch.device, tile: Tile) -> int:
+    """Returns the programs that a GPU runs at once: one for each multiprocessor, two where they end in halves; elsewhere few."""
+    if device.type != "cuda":
+        return PROGRAMS_ELSEWHERE
+    return torch.cuda.get_device_properties(device).multi_processor_count * (2 if tile.two_passes else 1)
+
+
 @triton.jit
-def tile_at(rows: tl.tensor, outputs: tl.tensor, TILE_N: tl.constexpr, TILE_O: tl.constexpr, STRIP: tl.constexpr) -> tl.tensor:
-    """Returns the tile of rows and the tile of outputs of this program: all outputs of a strip of rows before the next strip."""
+def tile_at(
+    number: tl.tensor, rows: tl.tensor, outputs: tl.tensor, TILE_N: tl.constexpr, TILE_O: tl.constexpr, STRIP: tl.constexpr
+) -> tl.tensor:
+    """Returns the tile of rows and the tile of outputs of a number: all outputs of a strip of rows before the next strip."""
     row_tiles, output_tiles = tl.cdiv(rows, TILE_N), tl.cdiv(outputs, TILE_O)
-    strip = tl.program_id(0) // (STRIP * output_tiles)
+    strip = number // (STRIP * output_tiles)
     height = tl.minimum(row_tiles - strip * STRIP, STRIP)
-    within = tl.program_id(0) % (STRIP * output_tiles)
+    within = number % (STRIP * output_tiles)
     return strip * STRIP + within % height, within // height
 
 
@@ -92,15 +110,35 @@ def int8_gemm_kernel(
     out: tl.pointer_type, out_scale: tl.tensor,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
     TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr, HALVES: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program, one tile of the output."""
-    tile_n, tile_o = tile_at(rows, outputs, TILE_N, TILE_O, STRIP)
+    """One program, one tile of the output, or one after another."""
+    if PERSISTENT:
+        tiles = tl.cdiv(rows, TILE_N) * tl.cdiv(outputs, TILE_O)
+        for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            tile_n, tile_o = tile_at(number, rows, outputs, TILE_N, TILE_O, STRIP)
+            sums = products(x, weight, tile_n, tile_o, rows, outputs, inputs, TILE_N, TILE_O, TILE_I, EVEN)
+            ended(sums, tile_n, tile_o, x_scale, input_scale, weight_scale, bias, out, out_scale, rows, outputs, ACTIVATION, METHOD,
+                  TILE_N, TILE_O, HALVES)  # fmt: skip
+    else:
+        tile_n, tile_o = tile_at(tl.program_id(0), rows, outputs, TILE_N, TILE_O, STRIP)
+        sums = products(x, weight, tile_n, tile_o, rows, outputs, inputs, TILE_N, TILE_O, TILE_I, EVEN)
+        ended(sums, tile_n, tile_o, x_scale, input_scale, weight_scale, bias, out, out_scale, rows, outputs, ACTIVATION, METHOD,
+              TILE_N, TILE_O, HALVES)  # fmt: skip
+
+
+@triton.jit
+def products(
+    x: tl.pointer_type, weight: tl.pointer_type, tile_n: tl.tensor, tile_o: tl.tensor,
+    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Returns the sums of a tile, int32 [TILE_N, TILE_O]."""
     n, o, i = tl.arange(0, TILE_N), tl.arange(0, TILE_O), tl.arange(0, TILE_I)
-    first_n, first_o = tile_n.to(tl.int64) * TILE_N, tile_o.to(tl.int64) * TILE_O
     # Past the end the last row is read again, which needs no mask; the copies are not stored.
     inside_n, inside_o = tl.minimum(n, rows - 1 - tile_n * TILE_N), tl.minimum(o, outputs - 1 - tile_o * TILE_O)
-    x_at = x + first_n * inputs + (inside_n[:, None] * inputs + i[None, :])
-    weight_at = weight + first_o * inputs + (inside_o[None, :] * inputs + i[:, None])
+    x_at = x + tile_n.to(tl.int64) * TILE_N * inputs + (inside_n[:, None] * inputs + i[None, :])
+    weight_at = weight + tile_o.to(tl.int64) * TILE_O * inputs + (inside_o[None, :] * inputs + i[:, None])
     sums = tl.zeros((TILE_N, TILE_O), tl.int32)
     for start in range(0, inputs, TILE_I):
         if EVEN:
@@ -111,7 +149,19 @@ def int8_gemm_kernel(
             sums = tl.dot(x_tile, weight_tile, sums, out_dtype=tl.int32)
         x_at += TILE_I
         weight_at += TILE_I
-    row, column, at = tile_n * TILE_N + n, tile_o * TILE_O, out + first_n * outputs + first_o
+    return sums
+
+
+@triton.jit
+def ended(
+    sums: tl.tensor, tile_n: tl.tensor, tile_o: tl.tensor, x_scale: tl.pointer_type, input_scale: tl.tensor,
+    weight_scale: tl.pointer_type, bias: tl.pointer_type, out: tl.pointer_type, out_scale: tl.tensor, rows: tl.tensor, outputs: tl.tensor,
+    ACTIVATION: tl.constexpr, METHOD: tl.constexpr, TILE_N: tl.constexpr, TILE_O: tl.constexpr, HALVES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Stores the outputs of the sums of a tile."""
+    n, o = tl.arange(0, TILE_N), tl.arange(0, TILE_O)
+    row, column = tile_n * TILE_N + n, tile_o * TILE_O
+    at = out + tile_n.to(tl.int64) * TILE_N * outputs + column
     if HALVES:
         half = tl.arange(0, TILE_O // 2)
         left, right = tl.split(tl.permute(tl.reshape(sums, (TILE_N, 2, TILE_O // 2)), (0, 2, 1)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.gpu.ahead_of_time import CAPABILITIES, LIMITS, compiled, count
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, INT8_MATRIX, LIMITS, compiled, count
 from benchmarks.gpu.cases import META
 from export.fused import tuning
 from export.fused.tuning import CANDIDATES, Tuner, cache_file, remembered, size_of
@@ -38,7 +38,13 @@ class Clock:
         self.asked += 1
         arguments = launch.arguments
         sides = (arguments[name] for name in ("TILE_N", "TILE_O", "TILE_I"))
-        tile = Tile(*sides, num_warps=launch.num_warps, num_stages=launch.num_stages, two_passes=arguments["HALVES"])
+        tile = Tile(
+            *sides,
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+            two_passes=arguments["HALVES"],
+            persistent=arguments["PERSISTENT"],
+        )
         if tile in self.too_large:
             raise OutOfResources(1, 0, "shared memory")
         return 1.0 if tile == BEST else 2.0 + CANDIDATES.index(tile)
@@ -132,6 +138,16 @@ def test_every_candidate_is_within_the_limits(tile: Tile, capability: int) -> No
     large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
     binary = compiled(gemm.launch(META.codes(4096, 768), 0.1, large, GELU, META.codes(4096, 3072), tile), capability)
     assert binary.over_limits() == []
+
+
+def test_persistent_programs_multiply_in_one_loop_without_spills() -> None:
+    large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
+    (tile, *_) = [tile for tile in tuning.WIDE if tile.persistent and tile.rows == 128]
+    binary = compiled(gemm.launch(META.codes(4096, 768), 0.1, large, GELU, META.codes(4096, 3072), tile), 90)
+    assert binary.over_limits() == []
+    assert binary.spills == 0
+    assert count(binary.hot_loop, *INT8_MATRIX) == 4
+    assert count(binary.hot_loop, "STG") > 0  # the loop that multiplies ends tiles too
 
 
 @pytest.mark.parametrize("tile", [tile for tile in tuning.WIDE if tile.two_passes])

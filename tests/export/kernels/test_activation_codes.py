@@ -109,11 +109,12 @@ def test_far_out_codes_are_zero_or_the_largest(interpreted: Interpreted, activat
     assert found.tolist() == [0, 0, 0, 127, 127]
 
 
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 16), (20, 70, 96), (17, 129, 40)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 16), (20, 70, 96), (90, 129, 40)])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("out_scale", [None, 0.01])
-def test_ending_in_halves_changes_no_bit(
-    interpreted: Interpreted, rows: int, outputs: int, inputs: int, dynamic: bool, out_scale: float | None
+@pytest.mark.parametrize(("halves", "persistent"), [(True, False), (False, True), (True, True)])
+def test_how_a_tile_ends_and_who_computes_it_changes_no_bit(
+    interpreted: Interpreted, rows: int, outputs: int, inputs: int, dynamic: bool, out_scale: float | None, halves: bool, persistent: bool
 ) -> None:
     torch.manual_seed(rows)
     x = torch.randint(-128, 128, (rows, inputs), dtype=torch.int8)
@@ -121,13 +122,13 @@ def test_ending_in_halves_changes_no_bit(
         torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8), torch.rand(outputs) * 1e-3 + 1e-5, torch.randn(outputs)
     )
     scale, output = torch.rand(rows, 1) + 1e-3 if dynamic else 0.03, Output(dtype=torch.float32, scale=out_scale)
-    found = interpreted(in_halves, x, scale, layer, output)
+    found = interpreted(in_tiles, x, scale, layer, output, Tile(16, 64, 32, 4, 3, halves, persistent))
     assert torch.equal(found, references.gemm(x, scale, layer, output))
 
 
-def in_halves(x: Tensor, scale: float | Tensor, layer: Int8Weight, output: Output) -> Tensor:
+def in_tiles(x: Tensor, scale: float | Tensor, layer: Int8Weight, output: Output, tile: Tile) -> Tensor:
     out = torch.empty(len(x), len(layer.codes), dtype=output.stored)
-    gemm.launch(x, scale, layer, output, out, Tile(16, 64, 32, 4, 3, True)).run()
+    gemm.launch(x, scale, layer, output, out, tile).run()
     return out
 
 
