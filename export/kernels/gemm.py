@@ -85,10 +85,12 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
 
 
 def programs(device: torch.device, tile: Tile) -> int:
-    """Returns the programs that a GPU runs at once: one for each multiprocessor, two where they end in halves; elsewhere few."""
+    """Returns the programs that a GPU runs at once: by their registers one of 8 warps for each multiprocessor, two where they end in
+    halves, and four of 4 warps; elsewhere few."""
     if device.type != "cuda":
         return PROGRAMS_ELSEWHERE
-    return torch.cuda.get_device_properties(device).multi_processor_count * (2 if tile.two_passes else 1)
+    together = 4 if tile.num_warps <= 4 else 2 if tile.two_passes else 1
+    return torch.cuda.get_device_properties(device).multi_processor_count * together
 
 
 @triton.jit

@@ -38,13 +38,7 @@ class Clock:
         self.asked += 1
         arguments = launch.arguments
         sides = (arguments[name] for name in ("TILE_N", "TILE_O", "TILE_I"))
-        tile = Tile(
-            *sides,
-            num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
-            two_passes=arguments["HALVES"],
-            persistent=arguments["PERSISTENT"],
-        )
+        tile = Tile(*sides, launch.num_warps, launch.num_stages, arguments["HALVES"], arguments["PERSISTENT"])
         if tile in self.too_large:
             raise OutOfResources(1, 0, "shared memory")
         return 1.0 if tile == BEST else 2.0 + CANDIDATES.index(tile)
