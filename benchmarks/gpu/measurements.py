@@ -128,9 +128,8 @@ def fastest(case: Case, gpu: Gpu) -> tuple[Launch, str | None]:
     if not times:
         raise RuntimeError("no tile runs on this GPU")
     tile = min(times, key=lambda one: times[one][0])
-    return times[tile][
-        1
-    ], f"{tile.rows} x {tile.outputs} x {tile.inputs}{', in halves' if tile.two_passes else ''}{', persistent' if tile.persistent else ''}"
+    ending = (", in halves" if tile.two_passes else "") + (", persistent" if tile.persistent else "")
+    return times[tile][1], f"{tile.rows} x {tile.outputs} x {tile.inputs}{ending}"
 
 
 def int8_peak(device: str, gpu: Gpu, side: int = SIDE) -> float:
