@@ -5,6 +5,8 @@
     compiled, packed   the same weights over rows without padding, attention by torch.nn.attention.varlen, compiled
     torchao int8       the packed one after Int8DynamicActivationInt8WeightConfig of torchao, compiled; bf16 between the layers
 
+    varlen             attention alone, torch.nn.attention.varlen against our packed kernel, for the same rows and those of SQuAD's lengths
+
 All have random weights. `rates` counts rows per second of SQuAD's lengths in the batches of `benchmarks.gpu.squad`, filled up to one size,
 so that each is compiled and recorded once. What fails has a `reason` and stops nothing else; after `seconds` the rest is not begun.
 
@@ -20,6 +22,7 @@ import importlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +38,7 @@ from benchmarks.gpu.verdict import Verdict
 from export.fused.forward import Encoder
 from export.fused.graphs import Graphs, Size
 from export.fused.rows import Limits, Rows, filled
+from export.kernels import attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 SHAPES = ((32, 384), (32, 128), (1, 128))
 """(rows, tokens)."""
 SECONDS = 600.0
+VARLEN = "torch varlen"
+APART = 0.01
+"""Most that two kernels of attention may differ for numbers with a spread of 1."""
 ATLEAST = 1.0
 """How many times as fast as the fastest rival ours has to be."""
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
@@ -182,6 +189,10 @@ class Ours:
         """Bounds of the ids."""
         return self._encoder.limits
 
+    def first_batch(self) -> Rows:
+        """Returns a batch of rows of several lengths, on the device."""
+        return self.batches[0].to(self._machine.device)
+
     def work(self, rows: Rows) -> Callable[[], Tensor]:
         """Returns our pass over rows, recorded."""
         return self._machine.record(lambda: self._encoder.forward(rows)).replay
@@ -221,7 +232,8 @@ def compare(ours: Ours, bert: Bert, machine: Machine, gpu: Gpu, using: Torch = O
     with torch.inference_mode():
         works = {shape: ours.work(rows) for shape, rows in ours.by_shape.items()}
         our_rate = ours.rate(ours.recorded())
-        found: dict[str, Any] = {"times": [], "rates": []}
+        named = {" x ".join(map(str, shape)): rows for shape, rows in ours.by_shape.items()} | {"lengths of SQuAD": ours.first_batch()}
+        found: dict[str, Any] = {"times": list(attention_alone(named, bert, machine, gpu, using)), "rates": []}
         for rival in RIVALS:
             try:
                 if machine.clock() > end:
@@ -235,6 +247,35 @@ def compare(ours: Ours, bert: Bert, machine: Machine, gpu: Gpu, using: Torch = O
             if rival.packed:
                 found["rates"].append(_rate_of(rival, forward, ours, our_rate))
     return found
+
+
+def attention_alone(named: Mapping[str, Rows], bert: Bert, machine: Machine, gpu: Gpu, using: Torch) -> Iterator[dict[str, Any]]:
+    """Yields a row of `times` for rows by name: packed attention of one layer, float type and outputs as the machine's.
+
+    Args:
+        named: Rows on the device.
+        bert: Sizes.
+        machine: Where.
+        gpu: Takes the times.
+        using: How torch attends.
+    """
+    dimension = bert.width // bert.heads
+    for name, rows in named.items():
+        tokens, longest = len(rows.word), bert.positions
+        q, k, v, out = (torch.randn(tokens, bert.heads, dimension, device=machine.device).to(machine.dtype) for _ in range(4))
+        scores, lengths = attention.Scores(dimension**-0.5), [longest] * rows.sequences
+        ours = attention.launch((q, k, v), rows.start, lengths, scores, out)
+        row: dict[str, Any] = {"rival": VARLEN, "shape": f"attention, {name}", "ms": None, "ours_ms": None, "speedup": None, "reason": None}
+        try:
+            ours.run()
+            apart = float((using.attend(q, k, v, rows.start, longest).float() - out.float()).abs().max())
+            works: dict[str, Callable[[], Any]] = {"ours": ours.run, "rival": partial(using.attend, q, k, v, rows.start, longest)}
+            times = {work: statistics.median(ms) for work, ms in in_turns(works, gpu).items()}
+            row |= {"ms": times["rival"], "ours_ms": times["ours"], "speedup": round(times["rival"] / times["ours"], 4)}
+            row["reason"] = None if apart <= APART else f"the outputs differ by {apart:.2g}"
+        except BROKEN as error:
+            row["reason"] = line(error)
+        yield row
 
 
 def _times(rival: Rival, forward: Pass, ours: Ours, works: Mapping[tuple[int, int], Any], gpu: Gpu) -> Iterator[dict[str, Any]]:

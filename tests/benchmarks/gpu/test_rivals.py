@@ -46,6 +46,9 @@ class Ours:
     def work(self, rows: Any) -> Callable[[], Any]:
         return lambda: rows
 
+    def first_batch(self) -> Any:
+        return "a batch"
+
     def recorded(self) -> Callable[[Any], Any]:
         return lambda rows: rows
 
@@ -60,6 +63,7 @@ class Ours:
 def compared(monkeypatch: pytest.MonkeyPatch, passes: Callable[[Rival], Any], clock: Callable[[], float] = lambda: 0.0) -> dict[str, Any]:
     monkeypatch.setattr(rivals, "pass_of", lambda rival, *_: passes(rival))
     monkeypatch.setattr(rivals, "in_turns", lambda works, gpu: {name: [4.0 if name == "rival" else 2.0] for name in works})
+    monkeypatch.setattr(rivals, "attention_alone", lambda named, *_: [])
     machine = Machine(torch.device("cpu"), lambda work: pytest.fail("nothing is recorded"), lambda: None, clock=clock)
     ours: Any = Ours()
     return rivals.compare(ours, TINY, machine, OnHost(), seconds=10.0)
@@ -121,7 +125,9 @@ def test_the_rehearsal_measures_every_rival_and_writes_the_table(tmp_path: Path)
     found = json.loads((tmp_path / "rivals.json").read_text())
     reasons = {row["rival"]: row["reason"] for row in (*found["times"], *found["rates"]) if row["reason"] is not None}
     assert set(reasons) <= {"torchao int8, packed"}  # where torchao is not installed
-    assert len(found["times"]) == 2 * len(RIVALS)
+    alone = [row for row in found["times"] if row["rival"] == rivals.VARLEN]
+    assert [row["shape"] for row in alone] == ["attention, 2 x 8", "attention, 1 x 4", "attention, lengths of SQuAD"]
+    assert len(found["times"]) == 2 * len(RIVALS) + len(alone)
     assert {line["verdict"] for line in found["verdicts"]} <= {"passed", "missed", "told"}
     assert all(rival.name in done.stdout for rival in RIVALS)
     refused = subprocess.run([*command[:-3], "--rehearse"], capture_output=True, text=True, check=False)

@@ -86,7 +86,7 @@ def test_a_damaged_file_counts_as_none(text: str, tmp_path: Path) -> None:
     Tuner(path, clock)(META.codes(64, 64), weight(), GELU)
     assert clock.asked == len(CANDIDATES)
     assert json.loads(path.read_text(encoding="utf-8")) == {
-        "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages, False]
+        "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages, False, False]
     }
 
 
