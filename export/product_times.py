@@ -70,10 +70,11 @@ class ProductTimes:
             return True  # a bias takes no product
         if extent.read * extent.written > FULL * extent.inputs * extent.outputs:
             return False
-        whole, without = self._times(extent, rows)
+        whole, without = self.of(extent, rows)
         return without <= (1 - GAIN) * whole
 
-    def _times(self, extent: Extent, rows: int) -> tuple[float, float]:
+    def of(self, extent: Extent, rows: int) -> tuple[float, float]:
+        """Returns the milliseconds of a product, whole and without its zero slices."""
         if (extent, rows) not in self.measured:
             engine, target = self.context.target.engines[0], self.context.target
             known = [engine, target.device, target.num_threads, rows, *extent]

@@ -133,7 +133,7 @@ class Prune(PruneSettings):
         from foundation.models.architecture.attention import probe
         from foundation.models.architecture.blocks import with_layers
         from foundation.models.architecture.shapes import on_meta, remade
-        from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+        from prune.tokens.tokens import check_tokens, prove_merging, prove_tokens, shares_of, with_tokens
 
         team = context.team
         if team.pipeline > 1 or team.sequence or team.context > 1:
@@ -141,10 +141,12 @@ class Prune(PruneSettings):
             given = f"given next to parallel.{what}, which divides what layers tell each other of tokens"
             raise InputError(f"{self.key}.tokens", given, remedy="leave one of them out")
         check_tokens(plan.model, plan.structure, context.task, self.key)
-        shares_of(self.tokens or 1.0, len(plan.kept.layers), self.key)
+        merges = self.token_reduction == "merge"
+        shares_of(self.tokens or 1.0, len(plan.kept.layers), self.key, merges)
         few = with_layers(config, range(min(2, config.num_hidden_layers)))
         tried = with_tokens(remade(on_meta(few), few), (), (), self.key)
-        prove_tokens(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
+        prove = prove_merging if merges else prove_tokens
+        prove(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
 
     def _check_shared(self, tensor: int) -> None:
         """Raises if what is left need not divide by the processes that share each layer."""
@@ -168,8 +170,9 @@ class Prune(PruneSettings):
         from prune.tokens.tokens import shares_of
 
         left = plan.kept.sizes(plan.structure.sizes)
-        tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(plan.kept.layers), self.key)
-        return with_sizes(with_layers(config, plan.kept.layers), replace(left, tokens=tokens), self.key)
+        merged = left.merged if self.tokens is None else self.token_reduction == "merge"
+        tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(plan.kept.layers), self.key, merged)
+        return with_sizes(with_layers(config, plan.kept.layers), replace(left, tokens=tokens, merged=merged), self.key)
 
     def _planned(self, config: PreTrainedConfig) -> Plan:
         """Plans with a uniform allocation, which chooses units by index instead of importance."""
@@ -234,7 +237,7 @@ class Prune(PruneSettings):
             sparsity = latency.sparsity(self.sparsity, incoming.cost, lowest, f"{self.key}.{self.target_key}")
         if tokens := structure.sizes.tokens:
             model = with_tokens(model, (), (), self.key)
-        steps = Steps(self, self.title, incoming, latency, source, context, tokens)
+        steps = Steps(self, self.title, incoming, latency, source, context, tokens, structure.sizes.merged)
         for number, share in enumerate(self.shares_of(sparsity), 1):
             model, origin, found = steps.iterate(number, share, model, origin)
             figures.append(found)

@@ -34,7 +34,7 @@ class PruneSettings(ModelStage):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
-    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member")
+    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member", "token_reduction")
 
     method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
@@ -90,7 +90,11 @@ class PruneSettings(ModelStage):
     """Largest share of the tokens of the selection rows that may become unknown with the smaller vocabulary."""
     tokens: Annotated[float, Field(gt=0, lt=1)] | Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """Share of the tokens of a row that remain after each layer, whatever the sparsity: falling shares after the first layers, or a number,
-    the share that reaches the last layer. For models whose head reads only the first token, as most classifiers do."""
+    the share that reaches the last layer. `token_reduction` says how the others go."""
+    token_reduction: Literal["drop", "merge"] = "drop"
+    """What happens to the other tokens. drop: they are left out, for models whose head reads only the first token, as most classifiers do.
+    merge: each joins the one most like it (ToMe), for models whose head reads a mean of all tokens, such as embeddings; each share is then
+    at least 0.6 of the one before it."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
@@ -180,6 +184,8 @@ class PruneSettings(ModelStage):
     def _check_tokens(self) -> None:
         """Raises if tokens cannot leave the model as they are asked to."""
         if self.tokens is None:
+            if self.token_reduction != "drop":
+                raise ValueError(f"token_reduction: {self.token_reduction} given without tokens, of which it says more: give tokens")
             return
         if isinstance(self.tokens, tuple) and list(self.tokens) != sorted(self.tokens, reverse=True):
             raise ValueError(f"tokens: {list(self.tokens)} given; tokens that left do not come back: give falling shares")

@@ -43,7 +43,7 @@ from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, broadcast_cut, received, tuples
 from prune.tokens.significance import significance
-from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens.tokens import check_tokens, prove_merging, prove_tokens, shares_of, with_tokens
 from prune.width.principal import principal, project, prove_width
 
 STEP, FIGURES = "step-{}", "step.json"
@@ -65,6 +65,8 @@ class Steps:
     context: Context
     tokens: tuple[float, ...] = ()
     """Share of the tokens after each layer of the incoming model, if tokens left it; units are scored on a model that sees all of them."""
+    merged: bool = False
+    """Whether the others merged with these."""
 
     def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, object]]:
         """Runs one iteration; a finished one is loaded from the scratch folder.
@@ -167,10 +169,15 @@ class Steps:
         whole = model.to(computing_device()).eval()  # no tokens have left it yet, whatever the incoming model did
         structure = Structure.of(whole, stage.key)
         check_tokens(whole, structure, self.context.task, stage.key)
+        merged = self.merged if stage.tokens is None else stage.token_reduction == "merge"
         if stage.tokens is None:
             shares = tuple(self.tokens[layer] for layer in origin.layers)
         else:
-            shares = shares_of(stage.tokens, structure.depth, stage.key)
+            shares = shares_of(stage.tokens, structure.depth, stage.key, merged)
+        if merged:
+            prove_merging(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
+            self.context.progress.log(f"  tokens that are left behind each layer: {', '.join(f'{share:.0%}' for share in shares[:-1])}")
+            return with_tokens(whole, shares, (), stage.key, merged=True)
         prove_tokens(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
         label = f"{self.name}: significant tokens"
         batches = calibration_batches(whole, self.source, stage.rows, self.context, label)

@@ -40,6 +40,8 @@ class OwnShape(Config):
     """Heads of each layer that read the encoder, 0 in the encoder itself; absent for models with one stack of layers."""
     tokens: tuple[Share, ...] = ()
     """Share of the tokens that remain after each layer (`foundation.models.architecture.dropped_tokens`); absent where all of them do."""
+    merged: bool = False
+    """Whether the others have merged with them (`foundation.models.architecture.merged_tokens`) instead of being dropped."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -68,6 +70,11 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
 def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:
     """Returns the share of the tokens that remain after each layer of the model of a Transformers config; empty where all of them do."""
     return tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ()))
+
+
+def merges(config: PreTrainedConfig) -> bool:
+    """Whether tokens merge in the model of a Transformers config, instead of being dropped."""
+    return bool((getattr(config, SHAPE_KEY, None) or {}).get("merged", False))
 
 
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,16 @@ are learned too, against the cost; here they are given, or searched.
 
 What is significant is fitted before that, on calibration rows (`prune.tokens.significance`).
 
+Where the head reads a mean of all tokens, they merge instead (`foundation.models.architecture.merged_tokens`), which fits nothing.
+
 Two things are proved on rows of the data before anything is trained: that the head reads only the first token, and that the layers treat
 tokens alike at every position, so that the remaining ones may be in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +27,9 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import TASKS, Task
-from foundation.models.architecture.blocks import Output, blocks_of, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, Output, blocks_of, states_of
 from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
+from foundation.models.architecture.merged_tokens import LEAST
 from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.architecture.structure import Structure
 from foundation.models.forward import forward
@@ -41,17 +45,27 @@ HALF: Final = 0.5
 Tokens = float | tuple[float, ...]
 
 
-def shares_of(tokens: Tokens, depth: int, key: str) -> tuple[float, ...]:
+def shares_of(tokens: Tokens, depth: int, key: str, merged: bool = False) -> tuple[float, ...]:
     """Returns the share of the tokens that remain after each layer.
 
     Args:
         tokens: Shares after the first layers, or the share that reaches the last one.
         depth: Number of layers.
         key: Key path of the stage, for messages.
+        merged: Whether tokens merge.
 
     Raises:
-        InputError: There are more shares than layers with a layer after them.
+        InputError: There are more shares than layers with a layer after them, or more tokens would merge at once than can.
     """
+    shares = _shares_of(tokens, depth, key)
+    steep = next((later for earlier, later in zip((1.0, *shares), shares, strict=False) if later < LEAST * earlier - 1e-9), None)
+    if merged and steep is not None:
+        why = f"a layer leaves {steep:.3g} of the tokens, less than {LEAST:g} of those before it: no more can merge at once"
+        raise InputError(f"{key}.tokens", f"{tokens if isinstance(tokens, float) else list(tokens)} given", why, "give more, or more steps")
+    return shares
+
+
+def _shares_of(tokens: Tokens, depth: int, key: str) -> tuple[float, ...]:
     if depth < 2:
         raise InputError(
             f"{key}.tokens", "given for a model of one layer, behind which no tokens are read but the first", remedy="leave it out"
@@ -122,7 +136,67 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
             raise InputError.of([about.because(f"the layers of this {config.model_type} read where tokens stand", "leave it out")])
 
 
-def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str) -> nn.Module:
+def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:
+    """Checks on rows of the data that the head reads more than the first token, and that layers treat tokens alike at every position.
+
+    Args:
+        model: The model whose tokens shall merge, in evaluation mode.
+        features: Its inputs; the first two rows are used, without padding.
+        key: Key path of the stage, for messages.
+
+    Raises:
+        InputError: One of the two does not hold, or the model does not run with fewer tokens.
+    """
+    config: PreTrainedConfig = model.config
+    few = {name: torch.ones_like(value[:2]) if name == "attention_mask" else value[:2] for name, value in features.items()}
+    about = Problem(f"{key}.tokens", "given with token_reduction: merge")
+    blocks = list(blocks_of(model, key).values())
+    with torch.no_grad():
+        expected = forward(model, few)
+        with _hooked(blocks[-1], _only_first):
+            alone = forward(model, few)
+        if _distance(alone, expected) <= TOLERANCE:
+            why = f"the head of this {config.model_type} reads only the first token"
+            raise InputError.of([about.because(why, "give token_reduction: drop")])
+        handle = blocks[0].register_forward_pre_hook(_reordered_before, with_kwargs=True)
+        try:
+            with _hooked(blocks[-1], _reordered_after):
+                reordered = forward(model, few)
+        finally:
+            handle.remove()
+        if _distance(reordered, expected) > TOLERANCE:
+            raise InputError.of([about.because(f"the layers of this {config.model_type} read where tokens stand", "leave it out")])
+        try:
+            fewer = forward(with_tokens(model, [LEAST] * len(blocks), (), key, merged=True).to(expected.device), few)
+        except REFUSED as error:
+            why = f"this {config.model_type} does not run with fewer tokens ({one_line(error)})"
+            raise InputError.of([about.because(why, "leave it out")]) from error
+    assert fewer.shape == expected.shape
+
+
+@contextmanager
+def _hooked(block: nn.Module, hook: Callable[..., Output]) -> Iterator[None]:
+    handle = block.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _reordered_before(block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Reverses the tokens that come into the first block."""
+    if args:
+        return (args[0].flip(1), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": kwargs["hidden_states"].flip(1)}
+
+
+def _reordered_after(block: nn.Module, args: object, output: Output) -> Output:
+    """Puts them back in their order."""
+    states_BLD = states_of(output).flip(1)
+    return (states_BLD, *output[1:]) if isinstance(output, tuple) else states_BLD
+
+
+def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str, merged: bool = False) -> nn.Module:
     """Returns a copy of a model on the CPU, in evaluation mode, after whose blocks only these shares of the tokens stay.
 
     Args:
@@ -130,9 +204,10 @@ def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Ten
         shares: Share of the tokens that remain after each block; none: all of them do.
         weights: What `significance` returned, for each block.
         key: Key path of the stage, for messages.
+        merged: Whether the others merge with them instead of being dropped.
     """
     config: PreTrainedConfig = model.config
-    sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares))
+    sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares), merged=merged)
     made = remade(model, with_sizes(config, sizes, key))
     own = {name: value.cpu() for name, value in model.state_dict().items() if name.rpartition(".")[2] != SIGNIFICANCE}
     blocks = blocks_of(made, key)

@@ -124,6 +124,18 @@ def test_a_product_changes_where_that_is_faster(faster: float, changes: bool, tm
     assert not again
 
 
+def test_products_are_timed_at_the_rows_of_the_largest_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 rows of up to 16 tokens."""
+    seen: dict[Extent, int] = {}
+    monkeypatch.setattr(ProductTimes, "of", lambda self, extent, rows: (seen.setdefault(extent, rows), (1.0, 1.0))[1])
+    folder = sparse(tmp_path / "sparse")
+    context = sentiment.context(tmp_path, {"model": folder})
+    prepared = context.preprocessor(folder)
+    model = export_float(Checkpoint(folder), prepared, tmp_path / "model.onnx")
+    without_zero_slices(model, ProductTimes(context, Checkpoint(folder), tmp_path), prepared)
+    assert {(extent.inputs, extent.outputs): rows for extent, rows in seen.items()} == dict.fromkeys(((32, 32), (32, 64), (64, 32)), 4 * 16)
+
+
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_an_engine_without_zero_slices_answers_as_torch(

@@ -83,6 +83,8 @@ class Sizes(Document):
     """Experts."""
     tokens: tuple[Number, ...] = ()
     """Share of the tokens that each block passes on, where tokens are pruned."""
+    merged: bool = False
+    """Whether the other tokens merge with these instead of being dropped."""
 
     @property
     def components(self) -> Mapping[str, tuple[int, ...]]:

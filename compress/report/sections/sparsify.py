@@ -36,6 +36,10 @@ def _settings(figures: Sparsity) -> list[tuple[str, str]]:
         ("zero weights", _share(figures.sparsity)),
         ("target", _share(figures.asked)),
     ]
+    if figures.latency is not None and figures.latency.after is not None:
+        measured, asked = figures.latency.after.measured_ms, figures.latency.asked_ms
+        limit = "" if asked is None else f", target {phrases.milliseconds(asked)} ms"
+        settings.append(("latency after compaction", f"{phrases.milliseconds(measured)} ms{limit}"))
     if figures.groups.metric:
         settings.append(("metric of the groups", figures.groups.metric))
     if unread.heads is not None:

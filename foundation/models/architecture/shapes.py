@@ -40,6 +40,7 @@ from foundation.models.architecture.attention import Attention, Attentions, find
 from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
 from foundation.models.architecture.blocks import Kind, block_of, blocks_of
 from foundation.models.architecture.dropped_tokens import drop_tokens
+from foundation.models.architecture.merged_tokens import merge_tokens
 from foundation.models.architecture.structure import Sizes, Structure, head_axes
 from foundation.models.heads.embedding import embedding_class
 from foundation.models.heads.reader import reader_class
@@ -159,6 +160,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             experts=sizes.experts if any(sizes.experts) else (),
             cross=sizes.cross,
             tokens=sizes.tokens,
+            merged=sizes.merged and bool(sizes.tokens),
         )
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
@@ -282,7 +284,9 @@ def _resize(model: PreTrainedModel, own: Any) -> None:
             size = sizes[number]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             set_counts(owner, dict.fromkeys(counts, size))
-    if shape.tokens:
+    if shape.tokens and shape.merged:
+        merge_tokens(blocks_of(model, "checkpoint"), shape.tokens)
+    elif shape.tokens:
         drop_tokens(blocks_of(model, "checkpoint"), shape.tokens, sizes_config(model.config).hidden_size)
 
 

@@ -32,7 +32,7 @@ from foundation.models.architecture.attention import Attention, find_attentions,
 from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, size_of
 from foundation.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from foundation.models.library import REFUSED, sizes_config
-from foundation.models.own_shape import SHAPE_KEY, tokens_of
+from foundation.models.own_shape import SHAPE_KEY, merges, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -69,6 +69,8 @@ class Sizes:
     """Heads that read the encoder; 0 for its own layers. Empty for a model with one stack of layers."""
     tokens: tuple[float, ...] = ()
     """Share of the tokens that remain after each layer. Empty for a model whose layers all see all of them."""
+    merged: bool = False
+    """Whether the other tokens have merged with them instead of being dropped."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""
@@ -100,6 +102,7 @@ class Sizes:
             pick(self.experts),
             pick(self.cross) if self.cross else (),
             pick(self.tokens) if self.tokens else (),
+            self.merged,
         )
 
 
@@ -251,6 +254,7 @@ def _sizes(
         experts,
         tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
         tokens_of(config),
+        merges(config),
     )
 
 

@@ -75,3 +75,13 @@ def test_the_page_has_the_section_where_there_are_zeros() -> None:
     assert "encoder.layer.0.output.dense" in page
     assert "Root mean square of the weight groups before and after" in page
     assert 'id="sparsity"' not in render({"variants": [{"id": "baseline", "sparsity": None}]})
+
+
+def test_the_latency_that_was_asked_for_is_shown() -> None:
+    timed = {"engine": "openvino", "asked_ms": 12.0, "after": {"predicted_ms": 11.0, "measured_ms": 11.5, "speedup": 3.1}}
+    (view,) = sparsity(contents(variant(latency=timed)))
+    words = dict(view["settings"])["latency after compaction"]
+    assert "11.5" in words
+    assert "12" in words
+    (without,) = sparsity(contents(variant()))
+    assert "latency after compaction" not in dict(without["settings"])

@@ -1,0 +1,227 @@
+"""Merged tokens: beside ToMe written out with loops, without loss where tokens are alike, and the same in an exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress.pipeline import run
+from compress.recipe import check
+from export.graph.onnx import export_float
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.models.architecture.dropped_tokens import DENOMINATOR, staying
+from foundation.models.architecture.merged_tokens import LEAST, Merged, merge
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
+from foundation.models.forward import forward
+from foundation.models.importing import import_model
+from prune.prune import Prune
+from prune.tokens.tokens import prove_merging, shares_of, with_tokens
+from tests import tiny_embedding
+from tests.problems import raises_problem
+
+pytestmark = pytest.mark.whole
+KEY = "stages.prune"
+
+
+def merged_by_loops(states_LD: Tensor, sizes: list[float], left: int) -> tuple[list[Tensor], list[float], list[int]]:
+    """Returns the tokens that are left of a row without padding, their sizes, and where each token went."""
+    even, odd = list(range(0, len(states_LD), 2)), list(range(1, len(states_LD), 2))
+    unit = torch.nn.functional.normalize(states_LD.double(), dim=1)
+    best = {a: max(((float(unit[a] @ unit[b]), -b) for b in odd), default=None) for a in even}
+    order = sorted((a for a in even if best[a] is not None), key=lambda a: (-best[a][0], a))  # type: ignore[index]
+    gone = {a: -best[a][1] for a in order[: len(states_LD) - left]}  # type: ignore[index]
+    sums = {place: states_LD[place].double() * sizes[place] for place in range(len(states_LD))}
+    counts = dict(enumerate(sizes))
+    for a, b in gone.items():
+        sums[b], counts[b] = sums[b] + sums[a], counts[b] + counts[a]
+    kept = [place for place in (*even, *odd) if place not in gone]
+    where = {place: number for number, place in enumerate(kept)}
+    places = [where[gone.get(place, place)] for place in range(len(states_LD))]
+    return [sums[place] / counts[place] for place in kept], [counts[place] for place in kept], places
+
+
+@given(
+    st.lists(st.integers(1, 13), min_size=1, max_size=4).filter(lambda lengths: max(lengths) > 1),
+    st.floats(LEAST, 1.0),
+    st.integers(0, 10_000),
+)
+def test_tokens_merge_as_written_out_with_loops(lengths: list[int], share: float, seed: int) -> None:
+    generator, longest = torch.Generator().manual_seed(seed), max(lengths)
+    states_BLD = torch.randn(len(lengths), longest, 5, generator=generator)
+    valid_BL = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    sizes_BL = torch.randint(1, 4, (len(lengths), longest), generator=generator).float() * valid_BL
+    numerator = round(share * DENOMINATOR)
+    left = [-(-length * numerator // DENOMINATOR) for length in lengths]
+    count = staying(longest, share)
+    found = merge(states_BLD, sizes_BL, valid_BL, torch.tensor(left)[:, None], count)
+    assert isinstance(found, Merged)
+    assert found.states_BKD.shape == (len(lengths), count, 5)
+    for row, length in enumerate(lengths):
+        states, sizes, places = merged_by_loops(states_BLD[row, :length], sizes_BL[row, :length].tolist(), left[row])
+        assert found.valid_BK[row].tolist() == [True] * left[row] + [False] * (count - left[row])
+        assert found.sizes_BK[row].tolist() == [*sizes, *[0.0] * (count - left[row])]
+        torch.testing.assert_close(found.states_BKD[row, : left[row]], torch.stack(states).float(), rtol=1e-5, atol=1e-5)
+        assert found.place_BL[row, :length].tolist() == places
+        assert float(found.sizes_BK[row].sum()) == float(sizes_BL[row].sum())
+
+
+@given(st.integers(2, 12), st.integers(0, 6), st.floats(LEAST, 0.99), st.integers(0, 1000))
+def test_padding_changes_nothing(length: int, padding: int, share: float, seed: int) -> None:
+    states_1LD = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(seed))
+    padded_1LD = torch.cat([states_1LD, torch.full((1, padding, 4), 7.0)], dim=1)
+    left = torch.tensor([[staying(length, share)]])
+    alone = merge(states_1LD, torch.ones(1, length), torch.ones(1, length, dtype=torch.bool), left, staying(length, share))
+    valid = torch.arange(length + padding)[None] < length
+    among = merge(padded_1LD, valid.float(), valid, left, staying(length + padding, share))
+    torch.testing.assert_close(among.states_BKD[:, : left.item()], alone.states_BKD)
+    assert among.sizes_BK[0, : left.item()].tolist() == alone.sizes_BK[0].tolist()
+    assert among.place_BL[0, :length].tolist() == alone.place_BL[0].tolist()
+    assert not among.valid_BK[0, left.item() :].any()
+
+
+def without_positions(model: Any) -> Any:
+    """Returns the model with position embeddings of 0, so that equal tokens have equal states."""
+    with torch.no_grad():
+        model.bert.embeddings.position_embeddings.weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("shares", [(0.75, 0.75, 0.75), (0.6, 0.6, 0.6), (1.0, 0.6, 0.6)])
+def test_equal_tokens_merge_without_loss(shares: tuple[float, ...], padding: int, make_model: Callable[..., Any]) -> None:
+    """Every token stands twice, next to itself: 10 of 20 are enough, 12 or more are left, and attention counts a merged token twice."""
+    model = without_positions(make_model("bert"))
+    ids = torch.arange(6, 16).repeat_interleave(2)[None].repeat(2, 1)
+    mask = torch.ones_like(ids)
+    if padding:
+        ids, mask = (torch.nn.functional.pad(values, (0, padding)) for values in (ids, mask))
+    features = {"input_ids": ids, "attention_mask": mask}
+    merged = with_tokens(model, shares, (), KEY, merged=True)
+    with torch.no_grad():
+        torch.testing.assert_close(forward(merged, features), forward(model, features), rtol=1e-4, atol=1e-5)
+
+
+def test_fewer_tokens_come_into_later_layers(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model = with_tokens(make_model("vit"), (0.6, 0.6, 0.6), (), KEY, merged=True)
+    seen: list[int] = []
+    for layer in model.get_submodule("vit.layers"):  # type: ignore[union-attr]
+        layer.register_forward_pre_hook(lambda block, args: seen.append(args[0].shape[1]))
+        layer.register_forward_hook(lambda block, args, output: seen.append((output[0] if isinstance(output, tuple) else output).shape[1]))
+    with torch.no_grad():
+        forward(model, make_features("vit"))
+    assert seen == [5, 3, 3, 3, 3, 5]  # of a class token and four patches; all of them come out
+
+
+def test_other_tokens_merge_with_a_loss(make_model: Callable[..., Any]) -> None:
+    model, ids = without_positions(make_model("bert")), (6 + torch.arange(20) % 13)[None]
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    merged = with_tokens(model, (0.6, 0.6, 0.6), (), KEY, merged=True)
+    with torch.no_grad():
+        assert float((forward(merged, features) - forward(model, features)).abs().max()) > 5e-5
+
+
+def test_a_row_of_one_token_is_left_alone(make_model: Callable[..., Any]) -> None:
+    model, features = make_model("bert"), {"input_ids": torch.tensor([[7]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    with torch.no_grad():
+        torch.testing.assert_close(forward(with_tokens(model, (0.6, 0.6, 0.6), (), KEY, merged=True), features), forward(model, features))
+
+
+def test_shares_fall_no_faster_than_tokens_can_merge() -> None:
+    assert shares_of((0.6, 0.36), 3, KEY, merged=True) == (0.6, 0.36, 0.36)
+    for tokens in ((0.5,), (0.9, 0.5), 0.3):
+        with raises_problem("prune.tokens", "0.6"):
+            shares_of(tokens, 3, KEY, merged=True)
+    assert shares_of(0.3, 3, KEY)[-1] == 0.3
+
+
+def test_heads_that_read_the_first_token_and_positions_inside_are_refused(
+    make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    with pytest.raises(InputError, match="reads only the first token"):
+        prove_merging(make_model("bert"), make_features("bert"), KEY)
+    with pytest.raises(InputError, match="read where tokens stand"):
+        prove_merging(make_model("gpt2"), make_features("gpt2"), KEY)
+
+
+def embedder(folder: Path) -> Path:
+    """Writes a tiny embedding model of two layers that reads a mean, whose tokens merge; returns the folder."""
+    given, source = tiny_embedding.folder(folder / "given", layers=3), folder / "source"
+    source.mkdir()
+    import_model(ModelConfig(path=str(given), task="sentence-embedding"), (), 0, source)
+    merged = with_tokens(load(source), (0.7, 0.5, 0.5), (), KEY, merged=True)
+    out = folder / "merged"
+    out.mkdir()
+    save(merged, source, out, "merged")
+    return out
+
+
+def test_a_mean_is_read_and_a_checkpoint_opens_again_alike(tmp_path: Path) -> None:
+    folder = embedder(tmp_path)
+    prepared = Checkpoint(folder).preprocessor("sentence-embedding", 16, Target(sequence_lengths=(8,)))
+    rows = prepared.encode(["a good film", "bad", "this movie was very poor and dull it was not like the other"])
+    features = {name: torch.from_numpy(values) for name, values in rows.items()}
+    first, again = load(folder), load(folder)
+    plain = load(tmp_path / "source")
+    prove_merging(plain, features, KEY)
+    assert Structure.of(first, KEY).sizes.merged
+    with torch.no_grad():
+        torch.testing.assert_close(forward(first, features), forward(again, features))
+        assert not torch.allclose(forward(first, features), forward(plain, features), atol=1e-4)
+
+
+def test_an_exported_graph_answers_as_torch(tmp_path: Path) -> None:
+    folder = embedder(tmp_path)
+    prepared = Checkpoint(folder).preprocessor("sentence-embedding", 16, Target(sequence_lengths=(8,)))
+    model = load(folder)
+    path = export_float(Checkpoint(folder), prepared, tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options)
+    texts = ["a good film", "bad", "this movie was very poor and dull it was not like the other", "great great great", "not"]
+    for some in (texts, texts[:1], texts[2:4]):
+        rows = {name: values for name, values in prepared.encode(some).items() if name in prepared.input_names}
+        with torch.no_grad():
+            expected = forward(model, {name: torch.from_numpy(values) for name, values in rows.items()}).numpy()
+        (found,) = session.run(None, rows)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_what_others_say_of_tokens_needs_tokens() -> None:
+    with pytest.raises(ValueError, match="token_reduction: merge given without tokens"):
+        Prune(token_reduction="merge")
+
+
+@pytest.mark.usefixtures("engines_inside")
+def test_a_run(tmp_path: Path) -> None:
+    source = tiny_embedding.folder(tmp_path / "source", layers=3)
+    data = tiny_embedding.pairs(tmp_path / "data", 60, 30, names=("text", "text_pair", "label"))
+    stage = {"sparsity": 0, "tokens": [0.7, 0.5], "token_reduction": "merge", "rows": 16, "recover": {"epochs": 0.1}}
+    recipe = check(
+        {
+            "name": "merged",
+            "model": {"path": str(source), "task": "sentence-embedding"},
+            "data": {"path": str(data), "max_length": 16},
+            "target": {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
+            "stages": [{"prune": stage}, {"quantize": {"calibration": {"rows": 16}}}, {"export": {}}],
+        }
+    )
+    report = run(recipe, tmp_path / "run", progress=ConsoleProgress("quiet")).report
+    sizes = report["variants"][1]["pruning"]["after"]
+    assert sizes["tokens"] == [0.7, 0.5, 0.5]
+    assert sizes["merged"] is True
+    assert report["variants"][1]["macs"] < report["variants"][0]["macs"]
+    assert report["variants"][-1]["accuracy"]["onnxruntime"]["n"] > 0
