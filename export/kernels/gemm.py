@@ -163,7 +163,7 @@ def ended(
     """Stores the outputs of the sums of a tile."""
     n, o = tl.arange(0, TILE_N), tl.arange(0, TILE_O)
     row, column = tile_n * TILE_N + n, tile_o * TILE_O
-    at = out + tile_n.to(tl.int64) * TILE_N * outputs + column
+    at = out + tile_n.to(tl.int64) * TILE_N * outputs + tile_o.to(tl.int64) * TILE_O
     if HALVES:
         half = tl.arange(0, TILE_O // 2)
         left, right = tl.split(tl.permute(tl.reshape(sums, (TILE_N, 2, TILE_O // 2)), (0, 2, 1)))

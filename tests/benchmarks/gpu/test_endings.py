@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.gpu.ahead_of_time import count
+from benchmarks.gpu.ahead_of_time import LIMITS, count
 from benchmarks.gpu.endings import ENDINGS, ended, kinds_of
 
 pytestmark = pytest.mark.whole
@@ -26,3 +26,10 @@ def test_gelu_ends_in_about_half_the_instructions_of_erf_and_without_spills(capa
 def test_every_instruction_is_of_one_kind() -> None:
     counts = kinds_of(Counter({"FMUL": 2, "I2FP.F32.S32": 3, "MUFU.EX2": 1, "STG.E.128": 4, "MOV": 5, "IMAD.MOV.U32": 1}))
     assert counts == {"scale": 5, "special": 1, "clamp": 0, "bytes": 0, "branches": 0, "memory": 4, "moves": 6}
+
+
+def test_two_programs_of_float_outputs_share_a_multiprocessor_of_a_hopper() -> None:
+    for name in ("float16", "requantize"):
+        binary = ended(ENDINGS[name], 90)
+        assert 2 * 32 * binary.num_warps * binary.registers <= LIMITS[90].registers
+        assert 2 * binary.shared_bytes <= LIMITS[90].shared_bytes
