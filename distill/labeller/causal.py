@@ -195,7 +195,7 @@ class CausalScorer:
         return torch.stack(sums, 1).cpu()
 
     def _run(self, ids_bL: Tensor, cache: Any, every: bool = False) -> Any:
-        """Runs tokens after those of a cache, which is extended; logits of the last token alone, or of every token."""
+        """Runs tokens after the tokens of a cache, which is extended; logits of the last token alone, or of every token."""
         kept = {} if every or "logits_to_keep" not in inspect.signature(self.model.forward).parameters else {"logits_to_keep": 1}
         try:
             return self.model(input_ids=ids_bL, past_key_values=cache, use_cache=True, **kept)

@@ -140,7 +140,7 @@ def _prove(model: PreTrainedModel, paths: ImagePaths, shape: tuple[int, int, int
         except REFUSED as error:
             raise Otherwise(f"its layers do not fit behind each other ({one_line(error)})") from error
     if found.shape != expected.shape:
-        raise Otherwise(f"its logits have the shape {list(expected.shape)}; {list(found.shape)} would be those of ViT")
+        raise Otherwise(f"its logits have the shape {list(expected.shape)}; {list(found.shape)} is ViT's shape")
     apart = float((found - expected).abs().max() / expected.abs().max())
     if not apart <= TOLERANCE:
         raise Otherwise(f"it has the modules of ViT and computes otherwise (logits {apart:.1%} apart)")

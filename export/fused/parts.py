@@ -10,7 +10,7 @@
 Neither names nor this list prove anything: a pre-norm encoder has the same modules. So the parts are computed with, written out
 in torch, and a model whose logits are others is refused. The activations of the head are found in the same way.
 
-Models of images are those of `image_parts`. Left out: text with norms before a layer (GPT-2), RMSNorm, a projection after narrower
+Models of images stand in `image_parts`. Left out: text with norms before a layer (GPT-2), RMSNorm, a projection after narrower
 embeddings (ELECTRA small), one block for all layers (ALBERT), relative and rotary positions, gated feed-forward networks, answers for every
 token, products of attention and residuals in int8.
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PROOF_TOKENS = 12
-REFUSAL = "its {} layers differ from those of BERT and ViT, which the fused kernels run: {}"
+REFUSAL = "its {} layers differ from the layers of BERT and ViT, which the fused kernels run: {}"
 
 
 @dataclass(frozen=True)

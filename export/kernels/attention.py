@@ -163,7 +163,7 @@ def tiles_of_keys(
 
 @triton.jit
 def scores_of(queries: tl.tensor, keys: tl.tensor) -> tl.tensor:
-    """Returns the products of queries and keys, float32 [TILE_Q, TILE_K]; those of codes are exact."""
+    """Returns the products of queries and keys, float32 [TILE_Q, TILE_K]; products of codes are exact."""
     if queries.dtype == tl.int8:
         scores = tl.dot(queries, keys, out_dtype=tl.int32).to(tl.float32)
     else:

@@ -36,7 +36,7 @@ class Heads:
     """How outputs are split into heads, and how queries and keys are stored.
 
     Raises:
-        InputError: The dimension is not allowed, or a scale cannot be that of codes.
+        InputError: The dimension is not allowed, or no codes can have a scale.
     """
 
     queries: int

@@ -7,7 +7,7 @@ for every number. Here one reciprocal serves a whole tile, and each quotient is 
 
     r = 1 / s,   q0 = x r,   q1 = q0 + r (x - q0 s)          each rounded once: 3 instructions a number
 
-The codes are those of the division, for every finite x and every s from 2^-63 to 2^120 (`launch.check_step`):
+The codes equal the codes of the division, for every finite x and every s from 2^-63 to 2^120 (`launch.check_step`):
 
     1. x is clamped to [LOW s, 127 s] first, which changes no code and keeps x r finite.
     2. q0 is within 1.5 units in the last place of x / s, so that q1 and the rounded x / s are both within 1 of it. Where x is more than 2

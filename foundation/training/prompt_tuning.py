@@ -4,7 +4,7 @@
     prompt tuning   p is learned itself         Lester et al. 2021, https://arxiv.org/abs/2104.08691
     P-tuning        p = MLP(e) or LSTM(e)       Liu et al. 2021, https://arxiv.org/abs/2103.10385; e and the network are learned
 
-The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The modules are those of `peft`
+The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The modules come from `peft`
 (`PromptEmbedding`, `PromptEncoder`), so that initialization and network are what its users know; the trained model computes what peft's
 `PeftModelForSequenceClassification` computes. In particular a head that reads the first position reads the first virtual token;
 `place: behind_first` leaves [CLS] there.
