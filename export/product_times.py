@@ -31,6 +31,7 @@ from export.graph.zero_slices import Extent, Product, drop_zero_slices
 from foundation.artifacts import exported
 from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
+from foundation.labels.tasks import TASKS
 from foundation.machine.cached import cached_file, read_cached, write_cached
 from foundation.standalone.preprocess import Preprocessor
 
@@ -42,6 +43,8 @@ GAIN = 0.05
 """Share of the time that has to be saved: less is noise."""
 STEPS = 16
 """Parts of a side of a matrix that sizes are rounded up to."""
+IMAGE_CLASSES = "AutoModelForImageClassification"
+"""Class of the models that a model of one layer resembles: pixels in, one row of numbers out."""
 FULL = 0.95
 """Share of a matrix from which on nothing is measured."""
 
@@ -218,7 +221,8 @@ def one_image(rows: int, inputs: int, outputs: int) -> Preprocessor:
         "num_channels": 1,
     }
     labels = tuple(f"output {number}" for number in range(outputs))
-    return Preprocessor("image", ("pixel_values",), labels, "image-classification", image=image)
+    task = next(name for name, facts in TASKS.items() if facts.modality == "image" and facts.auto_class == IMAGE_CLASSES)
+    return Preprocessor("image", ("pixel_values",), labels, task, image=image)
 
 
 def _some(random: np.random.Generator, number: int, count: int) -> np.ndarray:
