@@ -27,7 +27,7 @@ from scipy.special import bdtr
 from compress.report import evaluations
 from export.cascade.certificate import fixed_sequence, upper_limit
 from export.cascade.losses import form_of
-from export.cascade.path import Seen, path
+from export.cascade.path import Seen, Thresholds, path
 from export.cascade.scores import Judged, choose
 from export.cascade.stored import load
 from export.cascade.tested import Answers, fastest
@@ -63,6 +63,7 @@ def pool_of(folder: Path, seed: int) -> Pool:
         raise SystemExit(f"{folder}: this run has no engines; give one whose recipe has the stage export")
     original = load_logits(run.predictions(run.baseline))
     builds = evaluations.exported(run).builds
+    points: list[Thresholds] = []
     if found is not None and made is not None:
         entries = [next(one for build in builds for one in build.engines if build.key(one) == tier.key) for tier in found.tiers]
         evaluated = [load_logits(exported.path / str(one.predictions)) for one in entries]
@@ -73,6 +74,7 @@ def pool_of(folder: Path, seed: int) -> Pool:
         pool = Answers(task, np.concatenate([certified.original, original]), both, limit=limit)
         scores = [tier.score.score for tier in found.tiers if tier.score is not None]
         costs, names = [float(tier.cost_ms) for tier in found.tiers], [tier.variant for tier in found.tiers]
+        points = [point.thresholds for point in found.certificate.path.points]
     else:
         last, first = _build(run, builds, quantized=True), _build(run, builds, quantized=False)
         logits = [
@@ -85,7 +87,7 @@ def pool_of(folder: Path, seed: int) -> Pool:
         judged = Judged(logits[0][some], original[some], ~chosen_on.wrong(0), form_of(task, str(folder)))
         scores, costs, names = [choose(judged, "auto", "score")[0]], [1.0, 3.0], [last.variant, first.variant]
     known = chosen_on.seen(scores, costs)
-    points = path(known)
+    points = points or path(known)
     alone = ", ".join(f"{name} {pool.wrong(number).mean():.2%}" for number, name in enumerate(names))
     how = ", ".join(score["name"] for score in scores)
     about = f"{len(pool.original)} rows, path of {len(points)} points from {len(chosen_on.original)} others, {how}"

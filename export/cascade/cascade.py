@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from export.cascade.certificate import most_errors, units_needed
+from export.cascade.certificate import allowed_share, most_errors, units_needed
 from export.cascade.losses import disagreements, form_of
 from export.cascade.settings import CascadeSettings
 from foundation.artifacts import cascade as document
@@ -58,7 +58,7 @@ BATCH_SIZE = 32
 class Cascade(CascadeSettings):
     """Small models answer the rows that they are sure of, the original the others; a certificate says how often answers differ."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     def depends(self, context: Context) -> dict[str, Json]:
         """Returns the digest of the certificate rows, and of the latencies that choose the tiers."""
@@ -121,7 +121,7 @@ class Cascade(CascadeSettings):
             InputError: There are too few rows, no tier is faster than the original, or the original in its engine is too far from torch.
             EngineError: An engine failed.
         """
-        from export.cascade.path import path
+        from export.cascade.path import fastest_path
         from export.cascade.stored import keys_array, save
         from export.cascade.tested import Answers, Bounds, certify_path
 
@@ -133,7 +133,7 @@ class Cascade(CascadeSettings):
         chosen_on = Answers(context.task, reference[:count], [one[:count] for one in logits], limit=self.max_distance)
         tested_on = Answers(context.task, reference[count:], [one[count:] for one in logits], certify.labels, self.max_distance)
         known = chosen_on.seen(scores, costs)
-        points = path(known)
+        points = fastest_path(known, allowed_share(len(certify), self.max_disagreement, self.alpha))
         times = [known.time_ms(point) for point in points]
         bounds, keys = Bounds(self.max_disagreement, self.alpha, self.max_drop), keys_array(certify.keys)
         tested = certify_path(tested_on, tested_on.seen(scores, costs), points, times, bounds, keys)
@@ -185,7 +185,7 @@ class Cascade(CascadeSettings):
         fitted = [choose(one, self.score, f"{self.key}.score") for one in judged]
         numbers = tuple(range(len(before)))
         if names is None:
-            allowed = (most_errors(len(rows) - count, self.max_disagreement, self.alpha) or 0) / (len(rows) - count)
+            allowed = allowed_share(len(rows) - count, self.max_disagreement, self.alpha)
             known = {
                 number: (before[number], confidence(judged[number].logits, fitted[number][0]), wrong[number][:count]) for number in numbers
             }
@@ -326,6 +326,8 @@ def _figures(found: document.Cascade, context: Context) -> dict[str, Json]:
         context.progress.warn(
             f"cascade: no tier before {tiers[-1]} keeps a row at this bound; {tiers[-1]} alone answers as much in less time"
         )
+    elif idle := [tier.variant for tier in found.tiers[:-1] if tier.threshold is None]:
+        context.progress.warn(f"cascade: {', '.join(idle)} keeps no row at this bound, as the next tier takes hardly longer; leave it out")
     return {
         "tiers": [*tiers],
         "bound": certificate.bound,

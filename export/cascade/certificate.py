@@ -109,3 +109,8 @@ def most_errors(n: int, bound: float, alpha: float) -> int | None:
     """Returns the most units with loss 1 with which `n` units certify a bound; None where none is allowed."""
     passing = [number for number in range(math.ceil(n * bound) + 1) if binomial_p(number, n, bound) <= alpha]
     return passing[-1] if passing else None
+
+
+def allowed_share(n: int, bound: float, alpha: float) -> float:
+    """Returns the largest share of `n` units with loss 1 with which they certify a bound; 0 where not even none of them does."""
+    return (most_errors(n, bound, alpha) or 0) / n

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from export.cascade.certificate import alpha_of
-from export.cascade.path import path
+from export.cascade.certificate import allowed_share, alpha_of
+from export.cascade.path import fastest_path
 from export.cascade.stored import load
 from export.cascade.tested import Bounds, Walk, certify_path, escalations
 from foundation.artifacts.artifact import Artifact
@@ -72,11 +72,11 @@ def _certificate(found: Cascade, folder: Path) -> Iterator[str]:
     scores = [tier.score.score for tier in found.tiers if tier.score is not None]
     costs = [float(tier.cost_ms) for tier in found.tiers]
     known = chosen_on.seen(scores, costs)
-    points = path(known)
+    alpha = alpha_of(float(certificate.confidence))
+    points = fastest_path(known, allowed_share(certificate.n, float(certificate.bound), alpha))
     if points != [point.thresholds for point in written.points]:
         yield "the path is not the one that follows from the selection rows"
         return
-    alpha = alpha_of(float(certificate.confidence))
     limit = None if certificate.max_drop is None else float(certificate.max_drop.limit)
     times, bounds = [known.time_ms(point) for point in points], Bounds(float(certificate.bound), alpha, limit)
     tested = certify_path(tested_on, tested_on.seen(scores, costs), points, times, bounds, keys)

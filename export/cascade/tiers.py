@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from export.cascade.path import Seen, path
+from export.cascade.path import Seen, fastest_within, path
 from export.cascade.times import Clock, mean_ms
 from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.timed import VariantTiming
@@ -140,20 +140,8 @@ def best(known: Mapping[int, tuple[Candidate, Array, Array]], last: tuple[Candid
         some = [known[number] for number in chosen]
         costs = [*(one.cost_ms for one, _, _ in some), last[0].cost_ms]
         seen = Seen([scores for _, scores, _ in some], [*(wrong for _, _, wrong in some), last[1]], costs)
-        return fastest_within(seen, allowed)
+        return fastest_within(seen, path(seen), allowed)
 
     sets: list[tuple[int, ...]] = [*((number,) for number in known), *combinations(known, 2)]
     times = {chosen: time_ms(chosen) * (1 + CLEARLY * (len(chosen) - 1)) for chosen in sets}
     return min(times, key=lambda chosen: times[chosen])
-
-
-def fastest_within(seen: Seen, allowed: float) -> float:
-    """Returns the least time of the points of the path before the share of rows with other answers is above what is allowed; of the first
-    point, if it is there."""
-    points = path(seen)
-    times = [seen.time_ms(points[0])]
-    for point in points[1:]:
-        if seen.losses(point).mean() > allowed:
-            break
-        times.append(seen.time_ms(point))
-    return min(times)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from export.cascade.path import Seen, Thresholds, levels, path
+from export.cascade.path import Seen, Thresholds, fastest_path, fastest_within, levels, path
 from foundation.standalone.confidence import KEEP_ALL
 
 
@@ -93,3 +93,35 @@ def test_the_threshold_that_does_less_harm_goes_first() -> None:
     harmless = Seen(scores, [np.zeros(n, bool), np.ones(n, bool), np.zeros(n, bool)], [1.0, 1.1, 10.0])
     first = next(point for point in path(harmless) if point[0] == KEEP_ALL)
     assert harmless.losses(first).mean() < 0.2
+
+
+def test_a_first_tier_that_costs_as_much_as_the_second_is_passed() -> None:
+    """As a student in float beside int8 of the whole model, which is as fast and hardly ever answers otherwise."""
+    rng, n = np.random.default_rng(2), 500
+    own, sure = rng.random(n), rng.random(n)
+    wrong = [(rng.random(n) < 0.24) & (own < 0.5), (rng.random(n) < 0.2) & (sure < 0.1), np.zeros(n, bool)]
+    known = Seen([own, sure], wrong, [2.1, 2.2, 4.8])
+    found = fastest_path(known, 0.005)
+    assert {first for first, _ in found} == {None}
+    assert found[-1] == (None, KEEP_ALL)
+    assert fastest_within(known, found, 0.005) < fastest_within(known, path(known), 0.005)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("allowed", [0.0, 0.02, 1.0])
+def test_the_fastest_path_is_one_of_those_that_leave_out_at_most_one_tier(seed: int, allowed: float) -> None:
+    known = seen(3, seed=seed)
+    ways = [
+        path(known),
+        *([tuple(level if one == tier else None for one in (0, 1)) for level in levels(known.scores[tier])] for tier in (0, 1)),
+    ]
+    times = []
+    for points in ways:  # written out: the least time before the first point that is above what is allowed
+        passing = list(itertools.takewhile(lambda point: known.losses(point).mean() <= allowed, points[1:]))
+        times.append(min(known.time_ms(point) for point in [points[0], *passing]))
+    assert fastest_path(known, allowed) == ways[times.index(min(times))]
+
+
+def test_two_tiers_have_one_path() -> None:
+    known = seen(2)
+    assert fastest_path(known, 0.01) == path(known)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from export.cascade.path import Seen
-from export.cascade.tiers import Candidate, best, candidates, faster, fastest_within, named, original
+from export.cascade.path import Seen, fastest_within, path
+from export.cascade.tiers import Candidate, best, candidates, faster, named, original
 from export.cascade.times import Clock, live_mix, mean_ms
 from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.timed import VariantTiming
@@ -96,12 +96,12 @@ def test_the_set_with_the_least_time_is_taken() -> None:
 def test_a_path_counts_until_other_answers_exceed_what_is_allowed(allowed: float, time_ms: float) -> None:
     wrong = np.array([False, False, True, False])
     seen = Seen([np.array([4.0, 3.0, 2.0, 1.0])], [wrong, np.zeros(4, bool)], [1.0, 10.0])
-    assert fastest_within(seen, allowed) == time_ms
+    assert fastest_within(seen, path(seen), allowed) == time_ms
 
 
 def test_a_tier_that_saves_no_time_is_not_asked() -> None:
     seen = Seen([np.array([4.0, 3.0, 2.0, 1.0])], [np.array([False, True, True, True]), np.zeros(4, bool)], [9.0, 10.0])
-    assert fastest_within(seen, 0.0) == 10.0
+    assert fastest_within(seen, path(seen), 0.0) == 10.0
 
 
 def test_a_clock_interpolates_between_measured_lengths() -> None:
