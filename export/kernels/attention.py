@@ -94,7 +94,7 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
     tile_q, tile_k, num_warps = (64, 64, 4) if longest <= 64 else (128, 64, 8)
     if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile are in registers
-        tile_q, tile_k, num_warps = 32, 32, 4
+        tile_q, tile_k, num_warps = 32, 32, 4 if dimension <= 64 else 8  # 4 spill 7 registers at D = 128 on sm_80
     arguments = {
         "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,
         "heads": heads, "key_heads": k_TKD.shape[1], "CAUSAL": scores.causal, "D": dimension, "BLOCK_D": max(32, power_of_two(dimension)),
