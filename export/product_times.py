@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +81,7 @@ class ProductTimes:
         if (extent, rows) not in self.measured:
             engine, target = self.context.target.engines[0], self.context.target
             known = [engine, target.device, target.num_threads, rows, *extent]
-            file = cached_file("products", {"product": known, "machine": _plain(self.context.fingerprint)})
+            file = cached_file("products", {"product": known, "machine": dict(self.context.fingerprint)})
             times = read_cached(file)
             if not _are_times(times):
                 times = self._measured(extent, rows)
@@ -235,10 +235,3 @@ def _some(random: np.random.Generator, number: int, count: int) -> np.ndarray:
 def _are_times(found: object) -> bool:
     """Whether something read from the cache is two positive times."""
     return isinstance(found, Sequence) and len(found) == 2 and all(isinstance(ms, float) and ms > 0 for ms in found)
-
-
-def _plain(fingerprint: Mapping[str, object]) -> object:
-    """Returns the fingerprint of a machine as JSON types."""
-    import json
-
-    return json.loads(json.dumps(fingerprint, default=str))

@@ -63,11 +63,12 @@ class Prune(PruneSettings):
 
     def depends(self, context: Context) -> object:
         """Measured latency depends on the engine and the machine."""
+        from prune.latency.timing import depends_on
+
         if self.measure != "latency":
             return None
-        settings = context.measure_latency.settings if context.measure_latency else None
         reference = [] if self.member is None else [context.checkpoint(self.member.of).digest]
-        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings, *reference]
+        return [*depends_on(context), *reference]
 
     def work(self, passes: Passes, data: Data) -> float:
         """Forward and backward passes over calibration rows, passes for skipped and scanned layers, and the training of what is left."""

@@ -195,8 +195,8 @@ def goal_name(goal: Goal, metric: str | None) -> str:
         "max_bleu_drop": lambda: f"BLEU drop of at most {limit:.2f} points",
         "int8_faster": lambda: "int8 faster than float, each in its fastest engine",
     }
-    told = bounds[name]() if name in bounds else f"{name}: {limit}"
-    return told if goal.variant is None else f"{goal.variant}: {told}"
+    text = bounds[name]() if name in bounds else f"{name}: {limit}"
+    return text if goal.variant is None else f"{goal.variant}: {text}"
 
 
 def _judged_at(goal: Goal) -> str:

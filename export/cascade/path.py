@@ -97,11 +97,11 @@ def fastest_path(seen: Seen, allowed: float) -> list[Thresholds]:
         seen: Selection rows.
         allowed: The share of rows with other answers that the certificate can pass.
     """
-    found = [path(seen)]
+    paths = [path(seen)]
     if len(seen.scores) > 1:
         for tier, scores in enumerate(seen.scores):
-            found.append([tuple(level if one == tier else None for one in range(len(seen.scores))) for level in levels(scores)])
-    return min(found, key=lambda points: fastest_within(seen, points, allowed))
+            paths.append([tuple(level if one == tier else None for one in range(len(seen.scores))) for level in levels(scores)])
+    return min(paths, key=lambda points: fastest_within(seen, points, allowed))
 
 
 def fastest_within(seen: Seen, points: Sequence[Thresholds], allowed: float) -> float:

@@ -162,6 +162,12 @@ class Timing:
         return json.loads(json.dumps([shapes, self.shape, self.precision, engine, context.fingerprint], default=str))
 
 
+def depends_on(context: Context) -> list[object]:
+    """Returns what measured latencies depend on besides the model: the target, the machine, and the settings of the measurement."""
+    settings = context.measure_latency.settings if context.measure_latency else None
+    return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
+
+
 def target_shape(context: Context, latency: LatencyTarget | None, key: str) -> Shape:
     """Returns the input shape to measure, (batch size, tokens per row): the shape of `latency_ms`, else the largest of the recipe's target.
 

@@ -65,10 +65,9 @@ class Sparsify(SparsifySettings):
 
     def depends(self, context: Context) -> object:
         """Measured latency depends on the engine and the machine."""
-        if self.speedup is None:
-            return None
-        settings = context.measure_latency.settings if context.measure_latency else None
-        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
+        from prune.latency.timing import depends_on
+
+        return None if self.speedup is None else depends_on(context)
 
     def work(self, passes: Passes, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
@@ -197,8 +196,8 @@ class Sparsify(SparsifySettings):
         latency = self._latency(model, source, context) if self.speedup is not None else None
         if self.learns:
             broadcast_cut(context.team, Cut(model, source, None), context.scratch)
-            figures = self._by_movement(model, source, context) if self.method == "movement" else {}
-            figures = figures or self._by_lasso(model, source, context, latency)
+            movement = self.method == "movement"
+            figures = self._by_movement(model, source, context) if movement else self._by_lasso(model, source, context, latency)
         else:
             figures = self._in_one_go(model, source, context, latency)
         keep_zeros(model)
