@@ -30,9 +30,11 @@ from compress.run.pace import CALL_S
 from export.builds import reads_graph
 from export.cascade.cascade import Cascade
 from export.export import Export
-from export.parity.rows import GATE_PROMPTS, GATE_ROWS, looks
+from export.parity.rows import GATE_PROMPTS, GATE_ROWS, GATE_TOKENS, OWN_PROMPTS, looks
 from foundation.core.engines import ENGINES, REFERENCE
+from foundation.measure.generation import workloads
 from foundation.measure.race import BLOCKS
+from foundation.models.config import most_tokens
 from foundation.models.library import sizes_config
 from foundation.schemes.int8 import has_vnni
 from foundation.schemes.table import SCHEMES, is_static_int8
@@ -71,17 +73,20 @@ def parts_of(
         context: Data and target.
     """
     if isinstance(step, Export | Latency | TritonRepo):
-        builds = len(default_builds(variants, context))
+        planned = default_builds(variants, context)
+        builds = len(planned)
         engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
             made = {"start": 1, "builds": builds * reads_graph(context), "bytes": disk_bytes}
             if context.facts.generates:
-                return made | _answers(step, padded * macs, config, builds, context)
+                checkpoints = len({id(variant) for _, variant in planned})  # one in a half is that of fp32
+                return made | _answers(step, padded * macs, config, (builds, checkpoints), context)
             rows = len(context.data.evaluation) + min(GATE_ROWS, len(context.data.selection))
             return made | {"engines": MODES * engines, "macs": padded * MODES * engines * rows * macs}
         if isinstance(step, Latency):
             timed = 2 + MODES * engines
-            return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
+            sampled = {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
+            return sampled | (_loads(macs, config, builds, context) if context.facts.generates else {})
         served = builds * step.serve * (context.target.device == "cpu")
         rows, call = len(context.data.evaluation), _call_s(padded * macs)
         answers = rows * call + len(step.concurrency) * min(LOAD_SECONDS, LOAD_REQUESTS * call)
@@ -99,31 +104,51 @@ def parts_of(
     return {"start": 1, "products": work * _overhead(config) * (INTEGER if integers and has_vnni() else 1.0)}
 
 
-def _answers(step: Export, macs: float, config: PreTrainedConfig, builds: int, context: Context) -> dict[str, float]:
+def _answers(step: Export, macs: float, config: PreTrainedConfig, made: tuple[int, int], context: Context) -> dict[str, float]:
     """Returns the amounts of an export whose engines answer rows and prompts, and torch with them.
 
     Args:
         step: The step.
         macs: Multiply-accumulates of its model for one row.
         config: Transformers config of its model.
-        builds: Builds, each of a checkpoint that torch answers too.
+        made: Builds, and checkpoints that they are of, which torch answers too.
         context: Data and target.
     """
     data, settings, names = context.data, step.generation, [name for name in context.target.engines if name != REFERENCE]
+    builds, checkpoints = made
     answering = sum(ENGINES[name].generates is not None for name in names)
     engines = builds * (answering + MODES * (len(names) - answering))  # modes of those that answer are alternatives
     gate = data.selection if len(data.selection) else data.train
     rows = min(GATE_ROWS, len(gate))
     asked = min(rows, LOOKS * looks(rows, round(rows * gate.labels.count() / max(1, len(gate))))[0])
     held_out = settings.prompts if settings.questions is not None else min(settings.prompts, len(data.evaluation))
-    tokens = settings.tokens * (held_out + min(GATE_PROMPTS, settings.prompts)) * macs / max(1, context.max_length)
+    gated = min(GATE_TOKENS, settings.tokens) * min(GATE_PROMPTS, settings.prompts)
+    own = settings.tokens * min(OWN_PROMPTS, held_out)
+    one = macs / max(1, context.max_length)
     return {
         "engines": engines,
         "macs": engines * (len(data.evaluation) + asked) * macs,
-        "products": WAYS * builds * asked * macs * _overhead(config),
-        "written": builds * (answering > 0) * tokens * _overhead(config),
-        "answered": builds * answering * tokens,
+        "products": WAYS * checkpoints * asked * macs * _overhead(config),
+        "written": (answering > 0) * (settings.tokens * held_out + gated + (checkpoints - 1) * (own + gated)) * one * _overhead(config),
+        "answered": builds * answering * (settings.tokens * held_out + gated) * one,
     }
+
+
+def _loads(macs: float, config: PreTrainedConfig, builds: int, context: Context) -> dict[str, float]:
+    """Returns the amounts of the loads under which engines that answer are timed.
+
+    Args:
+        macs: Multiply-accumulates of a row.
+        config: Transformers config of the model.
+        builds: Builds.
+        context: Data and target.
+    """
+    engines = builds * sum(ENGINES[name].generates is not None for name in context.target.engines)
+    loads = workloads(most_tokens(config))
+    read = sum((load.turns + 1) * load.streams * load.prompt_tokens for load in loads)
+    written = sum(load.turns * max(load.streams, TOGETHER) * load.tokens for load in loads)
+    one = macs / max(1, context.max_length)
+    return {"macs": engines * read * one, "answered": engines * written * one}
 
 
 def _overhead(config: PreTrainedConfig) -> float:
@@ -154,6 +179,8 @@ WARM_UP_CALLS, WARM_UP_S = 5, 0.15
 """What the warm-ups of all turns at a shape take at least."""
 MORE_TURNS = 1.0
 """Turns that a shape takes beyond those of the race, on average on a quiet machine, because its figures are not close enough yet."""
+TOGETHER = 4
+"""Streams below which a step of an engine takes no less time: it reads all weights for each token."""
 SMALL = 300.0
 """Width at which the products of a model take twice as long as their multiply-accumulates say."""
 INTEGER = 0.5

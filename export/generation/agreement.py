@@ -26,7 +26,7 @@ from export.generation.rereading import original_positions
 from export.generation.translations import quality
 from export.parity.gate import Gate
 from export.parity.own_rounding import Rounding, fewer_than_chance
-from export.parity.rows import GATE_PROMPTS, gate_rows
+from export.parity.rows import GATE_PROMPTS, GATE_TOKENS, OWN_PROMPTS, gate_rows
 from export.parity.torch_models import TorchModels, Way, distinct
 from foundation.artifacts import exported, figures
 from foundation.core.decoding import Decoding
@@ -41,8 +41,6 @@ from foundation.stage.context import Context
 
 Asked = Literal["gate", "evaluation", "some of evaluation"]
 """Prompts that torch answers."""
-OWN_PROMPTS = 32
-"""Most evaluation prompts that the same checkpoint answers in torch too, unless it is the baseline, which answers all of them."""
 SERVED_PROMPTS = 8
 """Prompts of several lengths that the server is asked at once."""
 
@@ -133,7 +131,8 @@ class Agreement:
 
     @cached_property
     def _gate_prompts(self) -> Prompts:
-        settings = self.settings.model_copy(update={"prompts": min(GATE_PROMPTS, self.settings.prompts)})
+        most = {"prompts": min(GATE_PROMPTS, self.settings.prompts), "tokens": min(GATE_TOKENS, self.settings.tokens)}
+        settings = self.settings.model_copy(update=most)
         rows = gate_rows(self._context.data).rows
         prompts, config = Prompts.of_rows(rows, settings, self._context.max_length), Checkpoint(self._context.baseline.path).config
         if prompts.references:  # sources, which have lengths of their own

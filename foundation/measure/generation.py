@@ -11,6 +11,9 @@ prompts of random tokens as there are streams, all asked at once:
 
 Percentiles are over all tokens of all turns, of which there are so many that the times between tokens are at least 200; p99 is None below
 200 values. Compare only within one call.
+
+Turns that read `LONG` tokens or more take seconds each, and repeat closely for that reason: there are two of them. Each load is warmed up;
+from the second length of prompts on by one stream, since the steps of several were warmed up after short prompts.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ STREAMS = (1, 4, 8)
 TOKENS = 64
 """Tokens of an answer."""
 WARM_UP_TOKENS = 4
-TURNS = 3
-"""Fewest turns."""
+TURNS, LONG_TURNS = 3, 2
+"""Fewest turns, and fewest where a turn is long."""
+LONG = 2048
+"""Prompt tokens of all streams from which on a turn is long."""
 MIN_FOR_P99 = 200
 
 
@@ -50,9 +55,10 @@ class Workload:
 
     @property
     def turns(self) -> int:
-        """Turns, at least `TURNS`: enough for the p99 of the time between tokens, which answers of one token do not have."""
+        """Turns, at least `TURNS` or `LONG_TURNS`: enough for the p99 of the times between tokens, if there are any."""
+        least = LONG_TURNS if self.streams * self.prompt_tokens >= LONG else TURNS
         between = self.streams * (self.tokens - 1)
-        return max(TURNS, math.ceil(MIN_FOR_P99 / between)) if between else TURNS
+        return max(least, math.ceil(MIN_FOR_P99 / between)) if between else least
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ def measure_cells(
     """
     random = np.random.default_rng(0)
     turns = {load: load.turns if turns_of is None else turns_of(load) for load in loads}
+    shortest = min(load.prompt_tokens for load in loads)
     with ExitStack() as stack:
         processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
         advance = stack.enter_context(progress.bar("generation", len(jobs) * sum(turns.values())))
@@ -124,7 +131,7 @@ def measure_cells(
             for turn in range(turns[load]):
                 for process, cell in zip(processes, row, strict=True):
                     if turn == 0:
-                        _answer(process, prompts, WARM_UP_TOKENS)
+                        _answer(process, prompts if load.prompt_tokens == shortest else prompts[:1], WARM_UP_TOKENS)
                     cell.take(*_answer(process, prompts, load.tokens))
                     advance(1)
     return cells

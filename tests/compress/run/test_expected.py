@@ -11,21 +11,33 @@ from transformers import LlamaConfig
 
 from compress.run import expected
 from compress.run.expected import parts_of
+from compress.run.implicit import Latency
 from compress.run.pace import seconds_of_one
 from compress.run.speed import Speed
 from export.export import Export
 from foundation.labels.tasks import TASKS
+from foundation.stage.stage import Stage
 
 MACS, LENGTH = 1_000_000.0, 100
 
 
 def parts(engines: tuple[str, ...], task: str = "text-generation", rows: int = 1000, **generation: Any) -> dict[str, float]:
-    """Of two builds, with 50 evaluation rows."""
+    """Of an export of two builds, with 50 evaluation rows."""
+    return parts_of_step(Export.model_validate({"generation": generation}), engines, task, rows)
+
+
+def latency(engines: tuple[str, ...], task: str = "text-generation") -> dict[str, float]:
+    """Of the latency step of two builds."""
+    return parts_of_step(Latency(), engines, task, 1000)
+
+
+def parts_of_step(step: Stage, engines: tuple[str, ...], task: str, rows: int) -> dict[str, float]:
     split = SimpleNamespace(labels=SimpleNamespace(count=lambda: rows * (LENGTH - 1)))
     data = SimpleNamespace(selection=Rows(rows, split.labels), evaluation=Rows(50, split.labels), train=Rows(rows, split.labels))
-    context: Any = SimpleNamespace(data=data, target=SimpleNamespace(engines=engines), facts=TASKS[task], max_length=LENGTH)
+    target = SimpleNamespace(engines=engines, batch_sizes=(1,), sequence_lengths=(LENGTH,))
+    context: Any = SimpleNamespace(data=data, target=target, facts=TASKS[task], task=task, max_length=LENGTH)
     config = LlamaConfig(hidden_size=300, num_attention_heads=2)  # whose products take twice as long
-    return parts_of(Export.model_validate({"generation": generation}), 0.0, MACS, config, 1.0, 1000, {}, context)
+    return parts_of(step, 0.0, MACS, config, 1.0, 1000, {}, context)
 
 
 class Rows(list[int]):
@@ -36,24 +48,43 @@ class Rows(list[int]):
 
 @pytest.fixture(autouse=True)
 def builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "default_builds", lambda *_: [None, None])
+    floating, quantized = object(), object()
+    monkeypatch.setattr(expected, "default_builds", lambda *_: [("fp32", floating), ("int8", quantized)])
 
 
 def test_answers_of_torch_are_counted_for_each_build_and_those_of_engines_for_each_engine() -> None:
     found = parts(("openvino_genai", "onnxruntime_decoder"), prompts=200, tokens=64, questions="file")
-    tokens = 64 * (200 + 32) * MACS / LENGTH
-    assert found["answered"] == pytest.approx(4 * tokens)
-    assert found["written"] == pytest.approx(2 * 2 * tokens)
+    one = MACS / LENGTH
+    assert found["answered"] == pytest.approx(4 * (64 * 200 + 32 * 32) * one)
+    assert found["written"] == pytest.approx(2 * (64 * 200 + 32 * 32 + 64 * 8 + 32 * 32) * one)  # of the second checkpoint 8 answers
     assert found["engines"] == 4
-    looked = 1.5 * 70  # blocks of 99 predictions
+    looked = 1.5 * 31  # blocks of 99 predictions
     assert found["macs"] == pytest.approx(4 * (50 + looked) * MACS)
     assert found["products"] == pytest.approx(2 * 1.5 * 2 * looked * MACS)
     assert parts(("openvino_genai",), prompts=200)["answered"] == parts(("openvino_genai",), prompts=50)["answered"]  # no more blocks
 
 
+def test_a_float_model_in_halves_is_of_the_checkpoint_that_torch_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = parts(("openvino_genai",))
+    floating, quantized = object(), object()
+    monkeypatch.setattr(expected, "default_builds", lambda *_: [("fp32", floating), ("int8", quantized), ("bf16", floating)])
+    three = parts(("openvino_genai",))
+    assert (three["written"], three["products"]) == (two["written"], two["products"])
+    assert (three["answered"], three["macs"]) == (pytest.approx(1.5 * two["answered"]), pytest.approx(1.5 * two["macs"]))
+
+
+def test_the_loads_of_engines_that_answer_are_counted() -> None:
+    found = latency(("openvino_genai", "openvino"))
+    turns = {(32, 1): 4, (32, 4): 3, (32, 8): 3, (512, 1): 4, (512, 4): 2, (512, 8): 2}
+    one = MACS / LENGTH
+    assert found["macs"] == pytest.approx(2 * one * sum((count + 1) * streams * prompt for (prompt, streams), count in turns.items()))
+    assert found["answered"] == pytest.approx(2 * one * sum(count * max(4, streams) * 64 for (_, streams), count in turns.items()))
+    assert "answered" not in latency(("openvino",), "text-classification")
+
+
 def test_the_gate_asks_no_more_rows_than_there_are() -> None:
-    few, many = (parts(("openvino_genai",), rows=rows)["products"] for rows in (40, 10_000))
-    assert few == pytest.approx(2 * 1.5 * 2 * 40 * MACS)
+    few, many = (parts(("openvino_genai",), rows=rows)["products"] for rows in (20, 10_000))
+    assert few == pytest.approx(2 * 1.5 * 2 * 20 * MACS)
     assert many == parts(("openvino_genai",))["products"]
 
 

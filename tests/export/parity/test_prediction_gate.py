@@ -79,32 +79,32 @@ def verdict(gate: Known, others: float, rounding: Rounding | None = None, build:
 
 
 def test_an_engine_that_agrees_is_asked_few_rows_and_torch_no_more(gate: Known) -> None:
-    assert gate.looks == [216, 432, 864, 1000]
-    assert verdict(gate, 0.0) == (216, True)
-    assert gate.asked == [("integers", 216)]
-    assert verdict(gate, 0.0) == (216, True)  # another mode: torch is not asked again
-    assert gate.asked == [("integers", 216)]
+    assert gate.looks == [94, 188, 376, 752, 1000]
+    assert verdict(gate, 0.0) == (94, True)
+    assert gate.asked == [("integers", 94)]
+    assert verdict(gate, 0.0) == (94, True)  # another mode: torch is not asked again
+    assert gate.asked == [("integers", 94)]
 
 
 def test_one_that_hardly_agrees_is_asked_more_rows_and_torch_only_the_new_ones(gate: Known) -> None:
     rows, passed = verdict(gate, 0.0004)
-    assert (rows > 216, passed) == (True, True)
+    assert (rows > 94, passed) == (True, True)
     assert [way for way, _ in gate.asked] == ["integers"] * len(gate.asked)
     assert sum(count for _, count in gate.asked) == rows
 
 
 def test_one_that_does_not_agree_is_out_at_the_first_look(gate: Known) -> None:
-    assert verdict(gate, 0.02) == (216, False)
-    assert gate.asked == [("integers", 216)]
+    assert verdict(gate, 0.02) == (94, False)
+    assert gate.asked == [("integers", 94)]
 
 
 def test_what_rounds_by_itself_is_asked_until_the_sign_test_can_tell(gate: Known) -> None:
     gate.rounded = 0.025
     rows, passed = verdict(gate, 0.025, BLOCKS)  # 0.05 of 32 predictions are as in float in one of them alone
     assert passed
-    assert rows == 432
+    assert rows == 376
     asked = {way: sum(count for known, count in gate.asked if known == way) for way, _ in gate.asked}
-    assert asked == {"rounded": 432, "float": 432}, "the integers without its rounding are not needed"
+    assert asked == {"rounded": 376, "float": 376}, "the integers without its rounding are not needed"
     assert verdict(gate, 0.05, BLOCKS)[1] is False
 
 
@@ -115,7 +115,7 @@ def test_all_rows_decide_where_there_are_no_more(gate: Known) -> None:
 
 
 def test_halves_are_compared_on_the_first_rows_alone(gate: Known) -> None:
-    found = gate.compare(BUILD, answers(gate.split.rows[:216], 0.5), None, held=False)
+    found = gate.compare(BUILD, answers(gate.split.rows[:94], 0.5), None, held=False)
     assert (found.settled, found.short) == (True, None)
 
 

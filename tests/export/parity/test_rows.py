@@ -15,9 +15,9 @@ from foundation.standalone.tolerance import RATE, judge
     ("rows", "predictions", "expected"),
     [
         (1000, 1000, [1000]),  # a row is one prediction: all are needed
-        (1000, 127_000, [55, 110, 220, 440, 880, 1000]),
-        (200, 25_400, [55, 110, 200]),
-        (55, 55 * 127, [55]),
+        (1000, 127_000, [24, 48, 96, 192, 384, 768, 1000]),
+        (200, 25_400, [24, 48, 96, 192, 200]),
+        (24, 24 * 127, [24]),
         (3, 3 * 127, [3]),
         (40, 40 * 10_000, [1, 2, 4, 8, 16, 32, 40]),
     ],
@@ -43,7 +43,7 @@ def judged(others_n: list[int], tokens: int, distance: float) -> bool:
 
 
 def test_few_differences_pass_clearly_and_many_do_not() -> None:
-    rows, tokens = 55, 127
+    rows, tokens = 24, 127
     assert judged([0] * rows, tokens, 0.0)
     assert not judged([0] * (rows - 1), tokens, 0.0)  # too few rows to tell, whatever they say
     assert not judged([1] + [0] * (rows - 1), tokens, 0.0)
@@ -58,8 +58,9 @@ def test_differences_that_come_together_count_for_less_rows() -> None:
 
 
 @pytest.mark.whole
-def test_an_engine_at_the_limit_passes_early_once_in_a_thousand() -> None:
+@pytest.mark.parametrize(("rate", "most"), [(RATE, 130), (3 * RATE, 4)])
+def test_an_engine_at_the_limit_passes_early_once_in_twenty_and_a_wrong_one_hardly_ever(rate: float, most: int) -> None:
     drawn, passed, rows = np.random.default_rng(0), 0, 4 * LEAST_PREDICTIONS // 127
     for _ in range(2000):
-        passed += judged(drawn.binomial(127, RATE, rows).tolist(), 127, 0.0)
-    assert passed <= 8  # 2 expected
+        passed += judged(drawn.binomial(127, rate, rows).tolist(), 127, 0.0)
+    assert passed <= most  # of 2,000

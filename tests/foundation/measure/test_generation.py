@@ -14,7 +14,19 @@ from foundation.artifacts.timed import Speed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import ConsoleProgress
 from foundation.measure import generation
-from foundation.measure.generation import MIN_FOR_P99, TURNS, Reads, Workload, bandwidth_share, measure_generation, percentiles, workloads
+from foundation.measure.generation import (
+    LONG,
+    LONG_TURNS,
+    MIN_FOR_P99,
+    TURNS,
+    Reads,
+    Workload,
+    bandwidth_share,
+    measure_cells,
+    measure_generation,
+    percentiles,
+    workloads,
+)
 
 
 @dataclass
@@ -107,8 +119,18 @@ def test_every_load_has_enough_times_between_tokens_for_p99() -> None:
         for load in workloads(longest):
             times = load.streams * (load.tokens - 1)
             assert load.turns * times >= MIN_FOR_P99
-            assert load.turns == TURNS or (load.turns - 1) * times < MIN_FOR_P99  # and no more than that
+            least = LONG_TURNS if load.streams * load.prompt_tokens >= LONG else TURNS
+            assert load.turns == least or (load.turns - 1) * times < MIN_FOR_P99  # and no more than that
     assert Workload(32, 1, 1).turns == TURNS
+    assert [Workload(512, streams, 64).turns for streams in (1, 4, 8)] == [4, 2, 2]  # 4: enough times between tokens
+
+
+def test_long_prompts_are_warmed_up_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    ORDER.clear()
+    OPEN.clear()
+    monkeypatch.setattr(generation, "EngineProcess", opened)
+    measure_cells([Job("a", 2.0)], [Workload(32, 4, 64), Workload(512, 4, 64)], 50, ConsoleProgress("silent"))  # type: ignore[list-item]
+    assert OPEN[0].asked == [(4, 32, 4), *[(4, 32, 64)] * 3, (1, 512, 4), *[(4, 512, 64)] * 2]
 
 
 def test_percentiles_need_samples() -> None:
