@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of a step, over all processes")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=2, help="steps")
-    parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="full", help="activation checkpointing")
+    parser.add_argument("--checkpointing", choices=("none", "selective", "full", "int8"), default="full", help="activation checkpointing")
     parser.add_argument("--context", type=int, default=1, help="processes that share the tokens of each row")
     parser.add_argument("--optimizer", choices=("adamw", "adamw8bit", "adafactor", "lamb", "lars"), default="adamw", help="the optimizer")
     parser.add_argument("--out", type=Path, help="folder for the models; a temporary one where absent")

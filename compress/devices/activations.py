@@ -34,7 +34,7 @@ from foundation.models.meta import empty_caches, on_meta_device
 from foundation.models.size import inputs_of
 from foundation.training.lora import Lora, attached
 from foundation.training.losses.table import losses_of
-from foundation.training.recompute import recomputed
+from foundation.training.recompute import caches_casts, recomputed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -176,7 +176,7 @@ def bytes_of_stages(
         given = [] if states is None else [states]
         known = (*model.parameters(), *model.buffers(), *features.values(), *given)
         with recomputed(model, checkpointing, "model"), Alive(known, _trained(model)) as alive:
-            with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=caches_casts(checkpointing)):
                 states = run_stage(model.forward, blocks, span, stages.form, states, features)
             ends = span.stop == len(blocks)
             loss = _loss(task, states.float(), False, 0.0) if ends else states.sum()
@@ -233,7 +233,7 @@ def phases_of_backward(step: Step) -> list[Phase]:
         known = (*model.parameters(), *model.buffers(), *features.values())
         with recomputed(model, step.checkpointing, "model"), Alive(known, _trained(model)) as alive:
             with answering(Group(step.context) if step.context > 1 else None):
-                with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=caches_casts(step.checkpointing)):
                     logits = model(**features).logits.float()
                 alive.meanwhile(taught)
                 loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)

@@ -316,7 +316,8 @@ def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterat
         sizes = [size for size in powers if size < min(share, training.micro_batch_size or share)]
         yield whole
         yield from (replace(whole, micro_batch_size=size) for size in sizes)
-        stronger = KINDS[KINDS.index(training.checkpointing) + 1 :]
+        again = "none" if training.checkpointing == "int8" else training.checkpointing  # which computes nothing again
+        stronger = KINDS[KINDS.index(again) + 1 :]
         yield from (replace(whole, checkpointing=kind) for kind in stronger)
         yield from (replace(whole, checkpointing="full", micro_batch_size=size) for size in sizes if stronger)
 

@@ -49,6 +49,8 @@ def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[s
     }
     if context.parallel.gradients != "float32" and step.team(context.team).size > 1:
         contents["gradients"] = [context.parallel.gradients, context.parallel.powersgd_rank]
+    if context.parallel.checkpointing == "int8" and step.PRODUCES == "checkpoint":  # the others change no training
+        contents["checkpointing"] = context.parallel.checkpointing
     if context.stride:
         contents["stride"] = context.stride
     if context.aggregate:

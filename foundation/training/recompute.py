@@ -4,6 +4,7 @@
     full        only the input of each block stays; backward runs the block once more (Chen et al. 2016, https://arxiv.org/abs/1604.06174)
     selective   the results of matrix products and of attention stay too, so that the second run has only cheap operations
                 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198)
+    int8        nothing is computed again: what is kept has 8 bits (`foundation.training.saved_int8`)
 
 The blocks are the encoder's and the decoder's (`foundation.models.architecture.blocks`). torch.utils.checkpoint runs them, in its
 non-reentrant
@@ -35,6 +36,7 @@ from foundation.models.forward import without_cache
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+from foundation.training.saved_int8 import saved_in_int8
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -59,9 +61,14 @@ PRODUCTS = [
 """Operations whose results `selective` keeps."""
 
 
+def caches_casts(kind: Checkpointing) -> bool:
+    """Whether autocast may cast a weight once for all of its uses: the second run of a block would miss the first one's cast."""
+    return kind in ("none", "int8")
+
+
 @contextmanager
 def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None]:
-    """Within the block, what the blocks of a model compute is not kept for backward but computed again.
+    """Within the block, what the blocks of a model compute is not kept for backward but computed again, or kept in 8 bits.
 
     Args:
         model: A Transformers model, sharded or not; its blocks are as before afterwards.
@@ -73,6 +80,10 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
     """
     if kind == "none":
         yield
+        return
+    if kind == "int8":
+        with saved_in_int8(model):
+            yield
         return
     blocks = list(blocks_of(model, key).values())
     contexts = partial(_contexts, kind)
@@ -105,7 +116,7 @@ def check_recomputed(config: PreTrainedConfig, task: Task, length: int, kind: Ch
     Raises:
         InputError: The model has no repeated blocks, or a block does not do the same twice.
     """
-    if kind == "none":
+    if caches_casts(kind):  # nothing runs twice
         return
     given = Problem("parallel.checkpointing", f"{kind} given for {key}")
     named = with_class(config, task)

@@ -56,7 +56,7 @@ from foundation.training.processes.engine import Engine
 from foundation.training.processes.gathered import NO_ROW
 from foundation.training.processes.pipeline import Pipeline, pipelined
 from foundation.training.processes.row_draws import row_draws
-from foundation.training.recompute import recomputed
+from foundation.training.recompute import caches_casts, recomputed
 from foundation.training.rows import Rows
 from foundation.training.schedule import learning_rate, steps_in
 from foundation.training.settings import TrainingSettings
@@ -195,6 +195,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
         "depends": training.depends,
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
+        **({"checkpointing": "int8"} if training.parallel.checkpointing == "int8" else {}),  # the others change no gradient
     }
     loop.history.higher_is_better = training.higher_is_better
     again = recomputed(model, training.parallel.checkpointing, training.label)
@@ -212,7 +213,7 @@ class _Loop:
         self.model, self.trained, self.config, self.team = model, trained, config, team
         self.seed, self.select, self.selected_by, self.label = training.seed, training.select, training.selected_by, label
         self.texts, self.warn = training.split.rows, training.progress.warn
-        self.caches_casts = training.parallel.checkpointing == "none"  # see `foundation.training.recompute`
+        self.caches_casts = caches_casts(training.parallel.checkpointing)
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels.array)
         self.compares_runs = training.split.labels.COMPARED

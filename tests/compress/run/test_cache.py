@@ -14,7 +14,7 @@ from compress.run.implicit import Evaluate
 from compress.run.state import RunState
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
-from foundation.core.target import Target
+from foundation.core.target import Parallel, Target
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from tests.foundation import tiny_gpt
@@ -71,6 +71,15 @@ def test_what_an_earlier_step_changed_is_not_told_again(context: Context, made: 
     wanted = depends_on(STEP, None, context)
     made(STEP, {**wanted, "parent": "a" * 64, "threads": 2})
     assert explain_miss(STEP, tmp_path, wanted) is None
+
+
+def test_a_training_depends_on_saved_activations_that_change_its_gradients(context: Context) -> None:
+    def key(kind: Any, step: Any) -> object:
+        return depends_on(step, None, replace(context, parallel=Parallel(checkpointing=kind)))
+
+    assert key("full", STEP) == key("none", STEP) != key("int8", STEP)
+    evaluation = Evaluate(id="evaluate-finetune")
+    assert key("int8", evaluation) == key("none", evaluation)
 
 
 def test_what_is_served_depends_on_the_cascade(context: Context, tmp_path: Path) -> None:

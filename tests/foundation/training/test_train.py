@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.shown import shown
-from foundation.core.target import Target
+from foundation.core.target import Parallel, Target
 from foundation.data.splits import Split
 from foundation.labels.classes import ClassIds
 from foundation.machine.parallel import Team
@@ -72,7 +72,8 @@ def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any =
     prepared = Checkpoint(folder).preprocessor("text-classification", 32, TARGET)
     select = changes.pop("select", None)
     seed, profiles = changes.pop("seed", 0), changes.pop("profiles", None)
-    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select, profiles=profiles)
+    parallel = Parallel(checkpointing=changes.pop("checkpointing", "none"))
+    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select, profiles=profiles, parallel=parallel)
     history = train(model, objective or supervised("text-classification"), training)
     return model, history
 
@@ -158,7 +159,14 @@ def test_a_damaged_checkpoint_is_not_used(file: str, damage: str, tiny_bert: Pat
     assert_equal(whole, resumed)
 
 
-@pytest.mark.parametrize("changes", [{"learning_rate": 2e-3}, {"seed": 5}])
+def test_activations_in_8_bits_learn_and_continue(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    learns_and_continues(tiny_bert, sentences, told, tmp_path, checkpointing="int8", epochs=12, learning_rate=3e-3)
+    whole, _ = run(tiny_bert, sentences, told, tmp_path / "float")
+    rounded, _ = run(tiny_bert, sentences, told, tmp_path / "rounded", checkpointing="int8")
+    assert any(not torch.equal(value, rounded.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [{"learning_rate": 2e-3}, {"seed": 5}, {"checkpointing": "int8"}])
 def test_a_checkpoint_of_other_settings_is_not_used(changes: Any, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         run(tiny_bert, sentences, told, tmp_path, Dies(3), epochs=1, checkpoint_seconds=0)
