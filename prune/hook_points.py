@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from foundation.models.architecture.attention import is_layer
+from foundation.models.architecture.residual import norms_of, owner_of
 from foundation.models.architecture.structure import Structure
 from foundation.models.inputs.padding import mask_of, read_by_decoder
 from foundation.models.inputs.sounds import frames_of
@@ -49,23 +49,20 @@ class HookPoints:
     def of(cls, model: nn.Module, structure: Structure) -> HookPoints:
         """Finds the hook points of a model."""
         matrices = {name for name, value in model.state_dict().items() if value.ndim == 2}
-        vectors = {name for name, value in model.state_dict().items() if value.ndim == 1}
-        modules = dict(model.named_modules())
         readers: list[str | None] = []
         expert_modules: list[str | None] = []
         for ffn, experts in zip(structure.ffn, structure.experts, strict=True):
-            found = [_owner(name) for name, axis in sorted(ffn) if axis == 1 and name in matrices]
+            found = [owner_of(name) for name, axis in sorted(ffn) if axis == 1 and name in matrices]
             readers.append(found[0] if len(found) == 1 else None)
             both = {name for name, _ in experts} & {name for name, _ in ffn}
-            stacked = sorted({_owner(name) for name in both})
+            stacked = sorted({owner_of(name) for name in both})
             expert_modules.append(stacked[0] if len(stacked) == 1 else None)
-        norms = {_owner(name) for name, _ in structure.residual if name in vectors and name.endswith(".weight")}
         return cls(
             tuple(attention.output for attention in structure.attentions),
             tuple(None if (one := structure.cross_attentions.get(block)) is None else one.output for block in range(structure.depth)),
             tuple(readers),
             tuple(expert_modules),
-            tuple(name for name in modules if name in norms and not is_layer(modules[name])),
+            norms_of(model, structure),
             structure.blocks,
         )
 
@@ -95,7 +92,3 @@ def token_masks(model: nn.Module, structure: Structure, features: Mapping[str, T
     if "decoder_input_ids" in features:
         return [mask, read_by_decoder(features["decoder_input_ids"], config.pad_token_id)]
     return [mask, mask]  # a classifier's decoder reads the source as well
-
-
-def _owner(weight: str) -> str:
-    return weight.rpartition(".")[0]

@@ -94,5 +94,5 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     sites, added = steps.sites(scales, calibrator, scan)
     chosen = {"calibrator": calibrator, "rows": len(steps.rows), **({"experts": dict(steps.routed)} if steps.routed else {})}
     folded = {"batch_norms": norms} if norms else {}
-    found = {**folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+    found = {**steps.rotation, **folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

@@ -10,6 +10,7 @@ selection rows. Not supported: quantizing a quantized checkpoint.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -78,6 +79,7 @@ class Quantize(QuantizeSettings):
         from foundation.training.allowed import check_training
         from foundation.training.distillation.distilled import plan_of
         from foundation.training.supervised import check_labelled, check_loss
+        from quantize.rotation.rotation import try_rotation
         from quantize.streaming import check_streamed
         from quantize.training.qat import key_of
 
@@ -86,6 +88,8 @@ class Quantize(QuantizeSettings):
             raise InputError(f"stages.{self.title}.embeddings", f"true given for {context.task}", f"it is for {tasks}", "leave it out")
         if self.stream is True:
             check_streamed(self, config, context)
+        if self.rotation != "none":
+            try_rotation(config, f"{self.key}.rotation")
         if self.mode != "ptq" and context.team.sequence:
             given = f"{self.mode} given with parallel.sequence: true"
             raise InputError(f"stages.{self.title}.mode", given, "layers that compute in integers read all tokens", "give sequence: false")
@@ -105,6 +109,14 @@ class Quantize(QuantizeSettings):
                 check_loss(config, context, key, self.qat.micro_batch_size)
         if self.mode != "ptq" and teacher is not None and self.qat.named:
             plan_of(self.qat, key, same_shape(config, teacher)).check(config, teacher, context, self.qat.micro_batch_size)
+
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Returns the config of the output model: a rotated one has a head of its own."""
+        if self.rotation == "none" or not getattr(config, "tie_word_embeddings", False):
+            return config
+        changed = copy.deepcopy(config)
+        changed.tie_word_embeddings = False
+        return changed
 
     def doubts(self, context: Context) -> Iterator[str]:
         """Yields why an engine of the target may not compute the integers of the quantized model on this processor, or slowly, one line
@@ -132,11 +144,12 @@ class Quantize(QuantizeSettings):
         Returns:
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
             largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
-            Depending on model and settings: `group_size`, `symmetric` (false: weights have zero points), `experts` (calibration tokens of
-            each), `batch_norms` (the folded norm of a convolution), `calibrators` (the distance for each method tried by auto),
-            `equalization`, `smoothquant`, `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and
-            residuals: whether they are int8, the distance each adds, its tensors), `sites_choice`, `tables` (embeddings and head: the
-            signal-to-noise ratio, dB), `awq`, `rounding` (the method and the output error of each layer), and `attempts` of the mode auto.
+            Depending on model and settings: `rotation` (its size, and the weights that a head which is no longer tied adds), `group_size`,
+            `symmetric` (false: weights have zero points), `experts` (calibration tokens of each), `batch_norms` (the folded norm of a
+            convolution), `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`,
+            `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8, the distance each
+            adds, its tensors), `sites_choice`, `tables` (embeddings and head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method
+            and the output error of each layer), and `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training

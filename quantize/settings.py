@@ -90,6 +90,11 @@ class QuantizeSettings(ModelStage):
     ] = True
     """Whether to scale down outlier channels of int8 activations and scale up the weights that read them (SmoothQuant); a map sets its
     options."""
+    rotation: Literal["none", "hadamard"] = "none"
+    """Whether to rotate the residual stream and the values of attention before anything is smoothed or rounded, so that no channel is much
+    larger than the others. hadamard: by randomized Hadamard matrices, folded into the weights (QuaRot, SpinQuant); exact in float, and the
+    checkpoint stays a stock one. For models with a norm at the beginning of each branch (Llama, Qwen, Mistral, Gemma, GPT-2, ViT); others
+    are refused before anything runs. A tied head becomes a matrix of its own."""
     equalization: bool = False
     """Whether to equalize the weight ranges of two linear layers that only attention or a ReLU separates (cross-layer equalization)."""
     bias_correction: bool = False

@@ -51,6 +51,8 @@ from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
+from quantize.rotation.rotation import describe as describe_rotation
+from quantize.rotation.rotation import rotate
 from quantize.rounding.rounding import IntegerScales, mean_errors, round_layers
 from quantize.schemes import weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
@@ -85,19 +87,26 @@ class Steps:
     """The float predictions for mixed precision; None without it."""
     routed: Mapping[str, list[int]]
     """Calibration tokens of each expert, by path of the module of experts; empty for models without."""
+    rotation: Mapping[str, object]
+    """The figures of the rotation; empty without."""
 
     @classmethod
     def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
         """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
         model, rows = load(source, computing_device()), context.data.calibration(settings.calibration.rows, context.seed).rows
         feed = partial(feature_batches, source, rows, context)
+        rotation: dict[str, object] = {}
+        if settings.rotation != "none":  # before the float references: they are of the rotated model, whose states teach too
+            few = {name: values[:TRACED_ROWS] for name, values in next(feed("")).items()}
+            rotation = rotate(model, few, context.seed, f"{settings.key}.rotation")
+            context.progress.log(f"  {describe_rotation(rotation)}")
         with_separate_experts(model)
         counts = tokens_routed(model, feed(f"{settings.title}: routing"), forward) if separate_experts(model) else {}
         trial = Trial.prepare(model, source, rows, context) if settings.compares else None
         budget = Budget.prepare(model, source, rows, context) if settings.mixed_precision else None
         for name, experts in rare(counts, settings.calibration.expert_tokens).items():
             cast("SeparateExperts", model.get_submodule(name)).everywhere = frozenset(experts)
-        return cls(settings, source, model, rows, feed, context, trial, budget, counts)
+        return cls(settings, source, model, rows, feed, context, trial, budget, counts, {"rotation": rotation} if rotation else {})
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """Post-training quantization of large language models, one decoder layer at a time, from file to file.
 
+    rotation, if one is given         first, into a folder of float32 weights that the rest reads (`quantize.rotation.stored`)
     embeddings, last norm, head       copied as stored; tables of int8 rows are rounded, and written as float32
     each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
 
@@ -14,6 +15,7 @@ and mixed precision, calibration method auto, and range checks on selection rows
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +39,8 @@ from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
+from quantize.rotation.rotation import describe as describe_rotation
+from quantize.rotation.stored import rotate_folder
 from quantize.rounding.rounding import mean_errors
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
@@ -110,6 +114,22 @@ def quantize_streamed(
     Raises:
         InputError: The model cannot be streamed, `exclude` matches nothing, no layer is left, or an input holds NaN or infinity.
     """
+    if stage.rotation == "none":
+        return _from_file_to_file(stage, source, out, context)
+    rotated = context.scratch / "rotated"
+    try:
+        rotation = rotate_folder(source, rotated, context.seed, f"{stage.key}.rotation")
+        context.progress.log(f"  {describe_rotation(rotation)}")
+        figures, kept, warnings = _from_file_to_file(stage, rotated, out, context)
+    finally:
+        shutil.rmtree(rotated, ignore_errors=True)
+    return {"rotation": rotation, **figures}, kept, warnings
+
+
+def _from_file_to_file(
+    stage: QuantizeSettings, source: Path, out: Path, context: Context
+) -> tuple[Mapping[str, object], Mapping[str, str], list[str]]:
+    """Quantizes a checkpoint as it is: `quantize_streamed` without a rotation."""
     name, settings = stage.title, settings_of(stage, context)
     with freed_memory_returned():
         model = StreamedModel(source)

@@ -153,6 +153,15 @@ class StreamedModel:
         names = [stored for name, stored in self._stored.items() if not name.startswith(f"{self.layers_path}.")]
         return list(dict.fromkeys(names))
 
+    def modules_around(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yields the modules outside the decoder layers that run, by name."""
+        return ((name, module) for name, module in self._outer.named_modules() if not name.startswith(f"{self.layers_path}."))
+
+    def read(self, name: str) -> Tensor:
+        """Returns a parameter or persistent buffer as the model has it, in its stored dtype, read-only; of linear layers [O, I]."""
+        stored = self.weights[self._stored[name]]
+        return stored.T if name.removesuffix(".weight") in self.transposed else stored
+
     def parameters_of(self, index: int) -> list[str]:
         """Returns the names of those parameters and persistent buffers of a decoder layer that are stored under their own names."""
         return [name for name, stored in self._stored.items() if name == stored and name.startswith(f"{self.layer_name(index)}.")]

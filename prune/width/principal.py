@@ -16,14 +16,14 @@ With k = D nothing is lost, and the outputs are the same; that is proved on rows
 norms read (pre-norm). Where norms lie on it (post-norm, as in BERT), their gains cannot move, and such models are refused.
 
 PCA projection of the hidden width is SP3's (Hu et al. 2023, https://arxiv.org/abs/2308.16475). Gains folded into readers are SliceGPT's
-(Ashkboos et al. 2024, https://arxiv.org/abs/2401.15024), here with the same basis in every layer, so that the small model has the shape of
-a stock one. Left out: SP3's learned masks, a basis for each layer, models that tie embedding and head.
+(`foundation.models.architecture.residual`), here with the same basis in every layer, so that the small model has the shape of a stock
+one. Left out: SP3's learned masks, a basis for each layer, models that tie embedding and head.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +32,12 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.models.architecture.attention import is_layer
+from foundation.models.architecture.residual import fold, norms_of, stream_of
 from foundation.models.architecture.structure import Structure
 from foundation.models.forward import device_of, forward
 from foundation.models.tied import shared_names
 from foundation.training.train import Batch
-from prune.hook_points import HookPoints, token_masks
+from prune.hook_points import token_masks
 
 TOLERANCE = 1e-3
 """Largest difference of an output of the model in the basis of all components, relative to the largest output where that is above 1."""
@@ -83,7 +83,7 @@ def principal(model: nn.Module, structure: Structure, batches: Iterable[Batch], 
     Raises:
         InputError: The model has norms of both kinds, or none.
     """
-    norms = [model.get_submodule(name) for name in HookPoints.of(model, structure).norms]
+    norms = [model.get_submodule(name) for name in norms_of(model, structure)]
     kinds = {isinstance(norm, nn.LayerNorm) for norm in norms}
     if len(kinds) != 1:
         raise InputError(f"{key}.granularity", "width given", "this model has no norms of one kind over its residual stream", "give hidden")
@@ -125,70 +125,21 @@ def project(model: nn.Module, structure: Structure, basis: Basis, width: int, fe
         width: Channels that stay.
         features: A row or more, which show what reads each norm.
     """
-    norms = HookPoints.of(model, structure).norms
-    fold_norms(model, structure, norms, features)
+    stream = stream_of(model, structure, lambda: forward(model, features))
+    fold(model, stream)
     size = structure.sizes.hidden
     square_DD = torch.zeros(size, size, dtype=torch.float64)
     square_DD[:, :width] = basis.projection(width)
     parameters = dict(model.named_parameters())
-    own = {f"{norm}.{part}" for norm in norms for part in ("weight", "bias")}
+    own = {f"{norm}.{part}" for norm in stream.norms for part in ("weight", "bias")}
     with torch.no_grad():
         for name, axis in sorted(structure.residual):
             if name in parameters and name not in own:
                 weight = parameters[name]
                 turned = torch.tensordot(weight.double().cpu(), square_DD, dims=([axis], [0])).movedim(-1, axis)
                 weight.copy_(turned.to(weight))
-        for norm in norms:
-            parameters[f"{norm}.weight"].fill_((size / width) ** 0.5)
-
-
-def fold_norms(model: nn.Module, structure: Structure, norms: Sequence[str], features: Mapping[str, Tensor]) -> None:
-    """Moves gains and biases of norms into the layers that read them, in place: a norm without either is left."""
-    readers = _readers(model, structure, norms, features)
-    with torch.no_grad():
-        for reader, name in readers.items():
-            layer: Any = model.get_submodule(reader)
-            norm: Any = model.get_submodule(name)
-            weight_OD, bias_D = layer.weight.double(), getattr(norm, "bias", None)
-            if bias_D is not None and layer.bias is not None:
-                layer.bias.add_((weight_OD @ bias_D.double()).to(layer.bias))
-            layer.weight.copy_((weight_OD * norm.weight.double()).to(layer.weight))
-        for name in norms:
-            norm = model.get_submodule(name)
-            norm.weight.fill_(1.0)
-            if getattr(norm, "bias", None) is not None:
-                norm.bias.zero_()
-
-
-def _readers(model: nn.Module, structure: Structure, norms: Sequence[str], features: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns, for each linear layer that reads the residual stream, the norm whose output it reads: the one that holds its memory, or
-    the last one before it."""
-    layers = sorted({name.removesuffix(".weight") for name, axis in structure.residual if axis == 1 and name.endswith(".weight")})
-    layers = [name for name in layers if is_layer(model.get_submodule(name))]
-    made: dict[int, str] = {}
-    last: list[str] = []
-    outputs: list[Tensor] = []
-    found: dict[str, str] = {}
-
-    def wrote(name: str, output: Tensor) -> None:
-        made[output.untyped_storage().data_ptr()] = name
-        outputs.append(output)  # kept alive, so that its memory is not given to another
-        last[:] = [name]
-
-    def read(name: str, given: Tensor) -> None:
-        norm = made.get(given.untyped_storage().data_ptr(), last[0] if last else None)
-        if norm is not None:
-            found[name] = norm
-
-    with ExitStack() as stack, torch.no_grad():
-        for name in norms:
-            hook = model.get_submodule(name).register_forward_hook(lambda module, inputs, output, name=name: wrote(name, output))
-            stack.callback(hook.remove)
-        for name in layers:
-            before = model.get_submodule(name).register_forward_pre_hook(lambda module, inputs, name=name: read(name, inputs[0]))
-            stack.callback(before.remove)
-        forward(model, features)
-    return found
+        for norm, kind in stream.norms.items():
+            parameters[f"{norm}.weight"].fill_((size / width) ** 0.5 - kind.offset)
 
 
 def prove_width(model: nn.Module, structure: Structure, basis: Basis, features: Mapping[str, Tensor], key: str) -> None:
@@ -231,6 +182,6 @@ def try_width(config: Any, key: str) -> None:
     structure, features = Structure.of(tried, key), probe(tried, generator)
     width = structure.sizes.hidden
     space_DN = summing_to_zero(width)
-    centred = all(isinstance(tried.get_submodule(name), nn.LayerNorm) for name in HookPoints.of(tried, structure).norms)
+    centred = all(isinstance(tried.get_submodule(name), nn.LayerNorm) for name in norms_of(tried, structure))
     basis = Basis(space_DN if centred else torch.eye(width, dtype=torch.float64), torch.ones(width), centred)
     prove_width(tried, structure, basis, features, key)

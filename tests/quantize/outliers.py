@@ -5,7 +5,9 @@ Written out for the two families that tests use, so that nothing that is tested 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,22 @@ def planted_values_bert(source: Path, out: Path) -> Path:
     out.mkdir()
     save(model, source, out, "with outliers")
     return out
+
+
+def planted_stream(model: Any, channels: Sequence[int], factor: float) -> None:
+    """Makes channels of the residual stream of a Llama large, in place: all that writes them; what reads them takes it off again.
+
+    The norms divide by the length of a state, which these channels now decide, so that the function is another one.
+    """
+    factor_C = torch.ones(model.config.hidden_size)
+    factor_C[list(channels)] = factor
+    model.model.embed_tokens.weight.data *= factor_C
+    model.lm_head.weight.data /= factor_C
+    for layer in model.model.layers:
+        for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            scale_output(writer, factor_C)
+        for reader in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+            reader.weight.data /= factor_C
 
 
 def planted_post_norm_bert(source: Path, out: Path) -> Path:

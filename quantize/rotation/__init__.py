@@ -1,0 +1,1 @@
+"""Rotations that spread outlier channels before rounding, folded into the weights."""
