@@ -107,6 +107,8 @@ def test_bandwidth_counts_weights_and_half_of_the_cache(rows: list[tuple[int, Sp
 def test_loads_fit_into_what_the_model_reads() -> None:
     assert {(load.prompt_tokens, load.tokens) for load in workloads(None)} == {(32, 64), (512, 64)}
     assert {(load.prompt_tokens, load.tokens) for load in workloads(128)} == {(32, 63), (65, 63)}
+    assert [(load.prompt_tokens, load.streams) for load in workloads(None)] == [(32, 1), (32, 4), (32, 8), (512, 1), (512, 8)]
+    assert [load.streams for load in workloads(8)] == [1, 4, 8]  # both lengths are shortened to one
     for longest in (8, 16, 40, 100, 575, 576, 600):
         for load in workloads(longest):
             assert load.prompt_tokens >= 1
