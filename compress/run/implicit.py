@@ -140,7 +140,7 @@ class Latency(Stage):
     """Measures the latency of every engine; each runs in its own process, and the processes take turns (`foundation.measure.latency`)."""
 
     NAME: ClassVar[str] = "latency"
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     PRODUCES: ClassVar[Kind] = "latency"
 
     def depends(self, context: Context) -> object:

@@ -31,7 +31,7 @@ from export.engines import onnxruntime as graphs
 from export.engines.block_products import ATTRIBUTES, reported, rounds_inputs
 from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
-from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement, last_tokens_of
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.answer_tokens import AnswerTokens
@@ -141,6 +141,10 @@ class OnnxRuntimeDecoder:
             if ids[:, part].shape[1]:
                 texts.forward(ids[:, part], logits[:, part])
         return logits
+
+    def read(self, features: Features) -> None:
+        """Reads rows as prompts."""
+        last_tokens_of(self, features)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node, by the session's optimized graph and by what such products compute here."""

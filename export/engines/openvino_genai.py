@@ -37,12 +37,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino
+import openvino.opset13 as ops
 from numpy.typing import NDArray
 
 from export.engines import openvino as blocks
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
-from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Placement
+from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Placement, last_tokens_of
 from export.engines.traced_precisions import traced_precisions
 from foundation.core.arrays import Array, Features
 from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokenCallback
@@ -202,15 +203,20 @@ class OpenVinoGenai:
                 self._forward(ids[:, :stop], start, logits[:, start:stop])
         return logits
 
+    def read(self, features: Features) -> None:
+        """Reads rows as prompts, in the pipeline that is served: attention of the graph for blocks is slower than paged attention."""
+        last_tokens_of(self, features)
+
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the runtime model; int8 where both sides of the product are integers."""
         head = self._model.output("logits").get_node().input_value(0).get_node().get_friendly_name()
         return traced_precisions(gemms, [self._compiled], head, exact=self._compile_properties.get(blocks.GROUP) == "0")
 
     def placement(self) -> Placement:
-        """Returns the settings that the compiled model reports."""
-        (device,) = self._compiled.get_property("EXECUTION_DEVICES")
-        precision = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        """Returns the settings that a compiled model reports: a pipeline does not, so that one of a single operation stands for its own."""
+        compiled = self.__dict__.get("_compiled") or openvino.Core().compile_model(_smallest(), "CPU", self._compile_properties)
+        (device,) = compiled.get_property("EXECUTION_DEVICES")
+        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO GenAI {device}", "float_precision": PRECISIONS[precision]}
 
     def reported(self) -> dict[str, str]:
@@ -468,3 +474,9 @@ def _tensor(prompt: NDArray[np.int32]) -> openvino.Tensor:
 
 def _best_first(handle: openvino_genai.GenerationHandle) -> list[openvino_genai.GenerationOutput]:
     return sorted(handle.read_all(), key=lambda output: -output.score)
+
+
+def _smallest() -> openvino.Model:
+    """Returns a model of one operation."""
+    x = ops.parameter([1], np.float32)
+    return openvino.Model([ops.relu(x)], [x])

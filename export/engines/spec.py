@@ -123,6 +123,12 @@ class Engine(Protocol):
         """Returns the engine's device and float type as it reports them; read after the first prediction."""
 
 
+def last_tokens_of(engine: Generates, features: Features) -> None:
+    """Lets an engine read rows without their last tokens as prompts, and choose these (`ReadsPrompts.read`)."""
+    ids = np.asarray(features["input_ids"], np.int32)
+    engine.generate([row[: max(1, len(row) - 1)] for row in ids], Decoding(max_tokens=1, ignore_end=True))
+
+
 @runtime_checkable
 class Generates(Protocol):
     """An engine that answers prompts."""
@@ -134,6 +140,18 @@ class Generates(Protocol):
             prompts: Token ids.
             decoding: How tokens are chosen.
             on_tokens: Called with tokens as they come; not called by a search with beams.
+        """
+
+
+@runtime_checkable
+class ReadsPrompts(Protocol):
+    """An engine that is timed while it reads prompts as it does when it is served: logits of the last token alone, in the same pipeline."""
+
+    def read(self, features: Features) -> None:
+        """Reads one batch of rows but for their last tokens, and chooses these.
+
+        Args:
+            features: As for `predict`.
         """
 
 

@@ -10,6 +10,7 @@ Left out: CUDA graphs.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -88,10 +89,21 @@ class Torch:
     def predict(self, features: Features) -> Logits:
         """Returns logits float32 [n, C], or [n, L, V]."""
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(array).to(self._device) for name, array in features.items()}
-            tensors = {name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-            logits: Logits = forward(self._model, tensors).cpu().numpy()
+            logits: Logits = forward(self._model, self._tensors(features)).cpu().numpy()
         return logits
+
+    def read(self, features: Features) -> None:
+        """Computes what `predict` does; of a decoder the logits of the last token alone, and keeps keys and values, as before an answer."""
+        model: PreTrainedModel = getattr(self._model, "_orig_mod", self._model)
+        if model.config.is_encoder_decoder or "logits_to_keep" not in inspect.signature(model.forward).parameters:
+            self.predict(features)
+            return
+        with torch.inference_mode():
+            self._model(**self._tensors(features), logits_to_keep=1, use_cache=True).logits.float().cpu().numpy()
+
+    def _tensors(self, features: Features) -> dict[str, torch.Tensor]:
+        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in features.items()}
+        return {name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
     def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids, one after the other, by `generate` of Transformers."""

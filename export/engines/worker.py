@@ -31,7 +31,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from export.engines.registry import open_engine
-from export.engines.spec import Engine, EngineSpec, Generates, Probed, Reports
+from export.engines.spec import Engine, EngineSpec, Generates, Probed, ReadsPrompts, Reports
 from foundation.core.arrays import Features
 from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
@@ -158,7 +158,10 @@ class Worker:
 
     def _time(self, features: Features) -> float:
         started = time.perf_counter()
-        self.engine.predict(features)
+        if isinstance(self.engine, ReadsPrompts):
+            self.engine.read(features)
+        else:
+            self.engine.predict(features)
         return time.perf_counter() - started
 
 

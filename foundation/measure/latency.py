@@ -14,6 +14,9 @@ many undisturbed ones as it needs, or twice as many in all. A block in which tim
 narrower than `NARROW`. A turn of such calls is shorter than a slow phase of the machine, so single turns differ by up to half. A figure
 whose noise stays is marked `busy`.
 
+An engine that answers prompts reads rows as prompts, in the pipeline that is served, and chooses one token; torch computes the logits of
+the last token alone. Engines of blocks compute those of all tokens.
+
 Without a race each engine and shape gets at least 30 samples, then more up to 200 samples or 3 s. With one (`foundation.measure.race`) the
 first turn is short, and engines that cannot win any more leave after it.
 
