@@ -40,7 +40,7 @@ HEAD_WIDTH = 64
 VOCABULARY = 32000
 SECONDS_BETWEEN = 0.01
 METHODS: dict[str, dict[str, Any]] = {
-    "nearest": {"scheme": "w4a16"},
+    "nearest": {"scheme": "w4a16", "group_range": "weights"},
     "minmax": {"scheme": "w8a8", "smoothquant": False, "calibration": {"method": "minmax"}},
     "smoothquant": {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}},
     "gptq": {"scheme": "w4a16", "rounding": "gptq"},

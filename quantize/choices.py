@@ -16,8 +16,12 @@ from foundation.training.settings import Epochs, LearningRate, TrainingSettings
 
 Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Rounding = Literal["nearest", "gptq", "adaround"]
+MomentRounding = Literal["nearest", "gptq", "adaround"]
+"""How the weights of a layer are rounded on a given grid, by the moments of its inputs."""
+Rounding = Literal["nearest", "gptq", "adaround", "autoround"]
 """How weights are rounded (`quantize.rounding.rounding`)."""
+GroupRange = Literal["minmax", "weights", "outputs"]
+"""What the range of a group of int4 weights is chosen by (`quantize.group_scales`)."""
 Switch = bool | Literal["auto"]
 """Whether sites are int8 (`quantize.products`)."""
 UNEQUAL_STEPS: tuple[Method, ...] = ("minmax", "moving_average", "percentile")

@@ -1,5 +1,9 @@
 """Scales of int4 weights, and their zero points: one per output and group of inputs, clipped if that lowers the error.
 
+    minmax     the whole range of a group                                                  `full_grid`
+    weights    the range with the least squared error of the weights                       `clipped_grid`
+    outputs    the range with the least squared error of the outputs on calibration rows   `searched_grid`, with moments of the groups
+
     s = argmin over c in (0.5 ... 1.0) of  d H_gg d^T,    d = W_g - Q(W_g; c * max |W_g| / 7)
 
 where H_gg is the block of H = mean of x x^T for the inputs of the group; without H it is the identity, which gives the squared error of the
@@ -17,15 +21,67 @@ Tensor names carry their shapes: I inputs, O outputs, G groups, g inputs of a gr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale, grouped, nearest, num_groups
 from foundation.schemes.scales import SMALLEST_SCALE, Grid
+from quantize.choices import GroupRange
 from quantize.moments import output_errors
 
 CLIPS = tuple(step / 40 for step in range(20, 40))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How the groups of int4 weights get their grids."""
+
+    size: int
+    """Inputs that share a scale; the last group may be shorter."""
+    symmetric: bool = True
+    """Whether weights have no zero points."""
+    range_by: GroupRange = "weights"
+
+    def grid(self, weight_OI: Tensor, blocks_Ggg: Tensor | None = None) -> Grid:
+        """Returns the grid of each group, float32 [O, G], with zero points int8 [O, G] unless symmetric.
+
+        Args:
+            weight_OI: float32.
+            blocks_Ggg: Mean of x x^T over the inputs of each group, float32; needed if `range_by` is outputs, and then alone.
+        """
+        match self.range_by:
+            case "minmax":
+                return full_grid(weight_OI, self.size, symmetric=self.symmetric)
+            case "weights":
+                return clipped_grid(weight_OI, self.size, symmetric=self.symmetric)
+            case "outputs":
+                assert blocks_Ggg is not None, "chosen by the outputs, without the moments of the inputs"
+                return searched_grid(weight_OI, self.size, blocks_Ggg, symmetric=self.symmetric)
+
+
+class GroupMoments:
+    """Sums of x x^T over all rows so far, for the inputs of each group alone: a share g / I of the memory of `quantize.moments`."""
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size, self._product_Ggg, self.total = group_size, torch.zeros(0), 0
+
+    def add(self, x_NI: Tensor) -> None:
+        """Adds rows, float [N, I]; raises ValueError if a value is NaN or infinite."""
+        if not len(x_NI):
+            return
+        groups_GNg = grouped(x_NI.detach().float(), self._group_size).transpose(0, 1)
+        if not bool(groups_GNg.isfinite().all()):
+            raise ValueError("NaN or infinite value")
+        product_Ggg = groups_GNg.transpose(1, 2) @ groups_GNg
+        self._product_Ggg = self._product_Ggg + product_Ggg if self.total else product_Ggg
+        self.total += len(x_NI)
+
+    @property
+    def blocks_Ggg(self) -> Tensor:
+        """Mean of x x^T for each group, float32 [G, g, g]; 0 past the inputs of a shorter last group."""
+        return self._product_Ggg / max(1, self.total)
 
 
 def full_grid(weight_OI: Tensor, group_size: int, *, symmetric: bool) -> Grid:
@@ -42,8 +98,14 @@ def clipped_grid(weight_OI: Tensor, group_size: int, hessian_II: Tensor | None =
         hessian_II: Mean of x x^T over the inputs, float32; None for the squared error of the weights.
         symmetric: Whether all zero points are 0.
     """
+    return searched_grid(
+        weight_OI, group_size, None if hessian_II is None else diagonal_blocks(hessian_II, group_size), symmetric=symmetric
+    )
+
+
+def searched_grid(weight_OI: Tensor, group_size: int, blocks_Ggg: Tensor | None, *, symmetric: bool) -> Grid:
+    """Returns what `clipped_grid` does, from the diagonal blocks of H alone, float32 [G, g, g]."""
     groups_GOg = grouped(weight_OI, group_size).transpose(0, 1)
-    blocks_Ggg = None if hessian_II is None else diagonal_blocks(hessian_II, group_size)
     best, *others = _candidates(weight_OI, group_size, symmetric)
     error_OG = _errors(groups_GOg, best, blocks_Ggg)
     for grid in others:

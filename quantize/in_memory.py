@@ -71,7 +71,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     calibrator, tried = steps.calibrator(choose, layers)
     scales = choose(calibrator)
 
-    rounded, rounding = steps.rounded(layers, scales, observed)
+    rounded, scales, rounding = steps.rounded(layers, scales, observed)
     figures = [layer_figures(layer, layers[layer], rounded[layer], scales[layer], observed) for layer in layers]
     # Corrected biases suit the quantized model; as a teacher the float model keeps its own.
     uncorrected = copy.deepcopy(steps.model) if settings.mode == "qat" and settings.bias_correction else None

@@ -96,7 +96,9 @@ def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str)
     return reached, unreached
 
 
-def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
+def feature_batches(
+    checkpoint: Path, rows: Sequence[Row], context: Context, label: str, batch_size: int = BATCH_SIZE
+) -> Iterator[dict[str, Tensor]]:
     """Yields the features of rows batch by batch, with a progress bar of that label; no bar if it is empty.
 
     With images and texts, a batch holds both as long as there are both: each tower is calibrated on its own rows, and seen in every batch.
@@ -104,13 +106,13 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
 
     processor = context.preprocessor(checkpoint)
     with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
-        batches = _of_both(processor, checkpoint, rows) if processor.towers else processor.batches(rows, BATCH_SIZE)
+        batches = _of_both(processor, checkpoint, rows, batch_size) if processor.towers else processor.batches(rows, batch_size)
         for indices, features in batches:
             yield {name: torch.from_numpy(value) for name, value in features.items()}
             advance(len(indices))
 
 
-def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Features]]:
+def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], Features]]:
     """Yields batches of images and texts together. Where nothing after the end of a text counts, its mask says what is observed.
 
     Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
@@ -120,7 +122,7 @@ def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> 
     names = (*text.input_names, "attention_mask") if masked else text.input_names
     towers["text"] = replace(text, input_names=names, buckets=text.buckets[-1:])
     members = {name: _different_first(of_tower, rows) for name, of_tower in processor.members(rows).items()}
-    own = [towers[name].batches([rows[index] for index in of_tower], BATCH_SIZE) for name, of_tower in members.items()]
+    own = [towers[name].batches([rows[index] for index in of_tower], batch_size) for name, of_tower in members.items()]
     for batches in zip_longest(*own, fillvalue=([], {})):
         yield [index for indices, _ in batches for index in indices], {key: value for _, found in batches for key, value in found.items()}
 

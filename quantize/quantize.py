@@ -64,7 +64,8 @@ class Quantize(QuantizeSettings):
         from quantize.sensitivity import SCAN_ROWS
 
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
-        learned = {"nearest": 0, "gptq": 9, "adaround": 36}[self.rounding] + 3 * self.awq
+        learned = {"nearest": 0, "gptq": 9, "adaround": 36, "autoround": self._rounds(rows)}[self.rounding]
+        learned += 3 if self.awq else self.range_by == "outputs"
         calibrated = 1 + (self.smoothing is not None) + learned + bool(self.attention or self.residual)
         calibrated += 2 * passes.layers * self.bias_correction
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
@@ -73,6 +74,10 @@ class Quantize(QuantizeSettings):
         trained = 3.0 * self.qat.epochs * len(data.train) * (self.mode != "ptq")
         tried = min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials
         return float(passes.before) * (rows * calibrated + tried + scanned + trained)
+
+    def _rounds(self, rows: int) -> float:
+        """Returns the work of AutoRound in passes over calibration rows: the steps, forward and backward, and looks at all rows."""
+        return 3 * self.autoround.steps * self.autoround.batch_size / max(1, rows) + 9
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
@@ -149,7 +154,7 @@ class Quantize(QuantizeSettings):
             convolution), `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`,
             `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8, the distance each
             adds, its tensors), `sites_choice`, `tables` (embeddings and head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method
-            and the output error of each layer), and `attempts` of the mode auto.
+            and the output error of each layer, or of each block for autoround), and `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training

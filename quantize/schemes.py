@@ -4,8 +4,8 @@
     w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
     w8a8-dynamic   per output, least squared error (`ptq`)          none: each token finds its own
     w8a16          per output, least squared error (`ptq`)          none: float
-    w4a16          per group, least squared error (`group_scales`)  none: float
-                   and a zero point per group unless symmetric
+    w4a16          per group (`group_scales`), and a zero point     none: float
+                   per group unless symmetric
     w4a8-block     as w4a16                                         none: each group of a token finds its own
     fp8            per output, largest |w| / 448                    one scale, threshold of a calibrator / 448
 
@@ -28,36 +28,33 @@ from foundation.schemes.scales import Grid, Layer, Scales
 from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.calibration import Histogram, InputFigures, LayerFigures, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.choices import Method
-from quantize.group_scales import clipped_grid
+from quantize.group_scales import Groups
 from quantize.ptq import mse_weight_scale
 
-SEARCHES: Mapping[str, Callable[[Tensor, int, int, bool], Grid]] = {
-    "int8": lambda weight_OI, bits, group_size, symmetric: Grid(mse_weight_scale(weight_OI, levels(bits))),
-    "int4": lambda weight_OI, bits, group_size, symmetric: clipped_grid(weight_OI, group_size, symmetric=symmetric),
+SEARCHES: Mapping[str, Callable[[Tensor, int, Groups], Grid]] = {
+    "int8": lambda weight_OI, bits, groups: Grid(mse_weight_scale(weight_OI, levels(bits))),
+    "int4": lambda weight_OI, bits, groups: groups.grid(weight_OI),
 }
-"""By numbers of the weights: the grid of least squared error, from a weight float32 [O, I], its bits, its group size and whether it is
-symmetric. Other numbers get max |w| / largest code."""
+"""By numbers of the weights: the grid of least squared error, from a weight float32 [O, I], its bits, and its groups. Other numbers get
+max |w| / largest code."""
 
 
-def weight_grids(
-    scheme: Scheme, layers: Mapping[str, Layer], bits: int, group_size: int, smooth: Mapping[str, Tensor], *, symmetric: bool = True
-) -> dict[str, Grid]:
+def weight_grids(scheme: Scheme, layers: Mapping[str, Layer], bits: int, groups: Groups, smooth: Mapping[str, Tensor]) -> dict[str, Grid]:
     """Returns the scales of the weights of every layer, float32 [O] or [O, G], with zero points unless symmetric.
 
     Args:
         scheme: The scheme.
         layers: The layers by name.
         bits: Bits of an int8 weight, 8 or 7.
-        group_size: Inputs that share a scale, of int4 weights.
+        groups: How the groups of int4 weights get their grids.
         smooth: What the inputs of some layers are divided by, float32 [I].
-        symmetric: Whether weights have no zero points; only int4 weights can have them.
     """
     weights = {name: layer.weight.detach().flatten(1) * smooth.get(name, 1) for name, layer in layers.items()}
     row = SCHEMES[scheme]
     if row.numbers not in SEARCHES:
         return {name: Grid(weight_scale(weight_OI, row.largest_weight)) for name, weight_OI in weights.items()}
     search = SEARCHES[row.numbers]
-    return {name: search(weight_OI, bits, group_size, symmetric) for name, weight_OI in weights.items()}
+    return {name: search(weight_OI, bits, groups) for name, weight_OI in weights.items()}
 
 
 def scale_classes(scheme: Scheme, layers: Mapping[str, Layer]) -> dict[str, type[Scales]]:

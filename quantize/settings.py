@@ -11,7 +11,7 @@ from foundation.core.config import Config
 from foundation.core.engines import ENGINES
 from foundation.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
 from foundation.stage.stage import ModelStage, is_model
-from quantize.choices import METHODS, Method, Qat, Rounding, Switch, calibrators, default_calibrator
+from quantize.choices import METHODS, GroupRange, Method, Qat, Rounding, Switch, calibrators, default_calibrator
 
 if TYPE_CHECKING:
     from foundation.stage.context import Context
@@ -53,6 +53,15 @@ class MixedPrecision(Config):
     """Largest share of layers that may stay float."""
 
 
+class AutoRound(Config):
+    """AutoRound: how long the rounding of a block is learned."""
+
+    steps: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """Steps of a block; a step moves every offset by at most 1 / steps, with a linear decay to 0."""
+    batch_size: Annotated[int, Field(ge=1, le=100_000)] = 8
+    """Calibration rows of a step."""
+
+
 class QuantizeSettings(ModelStage):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
@@ -76,9 +85,16 @@ class QuantizeSettings(ModelStage):
     symmetric: bool = True
     """Whether the codes of int4 weights are symmetric around 0. false: each group has a zero point too, so that its 16 codes
     span its smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
+    group_range: Literal["auto"] | GroupRange = "auto"
+    """How the range of a group of int4 weights is chosen, which its codes span. minmax: from the smallest to the largest weight; weights:
+    the range, clipped or not, with the least squared error of the weights; outputs: with the least squared error of the outputs on the
+    calibration rows, which large inputs dominate; auto: outputs with awq and autoround, else weights."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
-    weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows."""
+    weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows. autoround: learns offsets of the weights
+    and the ranges of their groups by the output of a whole encoder or decoder layer (`quantize.rounding.autoround`; slow)."""
+    autoround: AutoRound = AutoRound()
+    """Settings of `rounding: autoround`."""
     awq: bool = False
     """Activation-aware weight quantization, for int4 weights: channels with large activations get finer weights, and scales are chosen by
     the error of the outputs."""
@@ -139,6 +155,8 @@ class QuantizeSettings(ModelStage):
             raise ValueError(f"teacher: {self.teacher} given, but qat.distill: false learns from the labels alone; remove one of them")
         if self.mode == "qat" and self.rounding != "nearest":
             raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat trains the weights: remove rounding")
+        if self.rounding != "autoround" and self.autoround != AutoRound():
+            raise ValueError(f"autoround: given, but rounding: {self.rounding} does not read it; give rounding: autoround, or remove it")
         if self.rounding != "nearest" and not row.integer:
             raise ValueError(f"rounding: {self.rounding} is for integer weights; scheme {self.scheme} takes nearest")
         if (self.attention or self.residual) and not row.sites:
@@ -152,6 +170,11 @@ class QuantizeSettings(ModelStage):
         if self.awq and not row.grouped:
             named = schemes_with(lambda row: row.grouped)
             raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")
+        if self.group_range != "auto" and not row.grouped:
+            named = schemes_with(lambda row: row.grouped)
+            raise ValueError(f"group_range: for scheme {named} alone; weights of {self.scheme} have no groups: remove it")
+        if self.awq and self.group_range not in ("auto", "outputs"):
+            raise ValueError(f"group_range: {self.group_range} given, but awq chooses ranges by the outputs; remove one of them")
         if not self.symmetric and not row.zero_points:
             named = schemes_with(lambda row: row.zero_points)
             raise ValueError(f"symmetric: false gives zero points to the weights of scheme {named}; weights of {self.scheme} have none")
@@ -192,9 +215,21 @@ class QuantizeSettings(ModelStage):
         return SmoothQuant() if self.smoothquant is True else self.smoothquant or None
 
     @property
+    def range_by(self) -> GroupRange:
+        """What the range of a group is chosen by, with `auto` resolved; weights for a scheme without groups."""
+        if self.group_range != "auto":
+            return self.group_range
+        return "outputs" if SCHEMES[self.scheme].grouped and (self.awq or self.rounding == "autoround") else "weights"
+
+    @property
     def learns_of_rows(self) -> bool:
         """Whether ranges, smoothing or weights are chosen by the calibration rows."""
-        return bool(calibrators(self.scheme)) or self.smoothing is not None or self.awq or self.rounding != "nearest"
+        return bool(calibrators(self.scheme)) or self.smoothing is not None or self.learns_weights
+
+    @property
+    def learns_weights(self) -> bool:
+        """Whether weights are rounded, or their scales chosen, by the error of the outputs on the calibration rows."""
+        return self.awq or self.rounding != "nearest" or self.range_by == "outputs"
 
     @property
     def calibrator(self) -> Method | Literal["auto"] | None:

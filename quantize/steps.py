@@ -48,12 +48,15 @@ from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
 from quantize.experts import rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
+from quantize.group_scales import GroupMoments, Groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
 from quantize.rotation.rotation import describe as describe_rotation
 from quantize.rotation.rotation import rotate
-from quantize.rounding.rounding import IntegerScales, mean_errors, round_layers
+from quantize.rounding.autoround import Options
+from quantize.rounding.blockwise import round_blocks
+from quantize.rounding.rounding import IntegerScales, round_layers, summarized
 from quantize.schemes import weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
@@ -215,13 +218,17 @@ class Steps:
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
     ) -> tuple[dict[str, Grid], dict[str, object]]:
         """Returns scales and zero points of the weights, and the figures of AWQ, which folds factors into the float model."""
-        size, symmetric = self.settings.group_size, self.settings.symmetric
-        if not self.settings.awq:
-            return weight_grids(self.settings.scheme, layers, self.bits, size, smoothed, symmetric=symmetric), {}
+        how = Groups(self.settings.group_size, self.settings.symmetric, self.settings.range_by)
+        if how.range_by != "outputs":
+            return weight_grids(self.settings.scheme, layers, self.bits, how, smoothed), {}
         linear = _linears(layers)
-        assert len(linear) == len(layers), "schemes with AWQ have no convolutions"
+        assert len(linear) == len(layers), "schemes with groups have no convolutions"
+        if not self.settings.awq:
+            seen = collect(self.model, linear, self.feed(f"{self.name}: ranges"), forward, partial(GroupMoments, how.size))
+            return {name: how.grid(layer.weight.detach(), seen.of(name).blocks_Ggg) for name, layer in linear.items()}, {}
         found = groups(layers, self._folds(), observed)
-        scales, figures = awq(self.model, linear, found, partial(self.feed, f"{self.name}: awq"), forward, size, symmetric=symmetric)
+        batches = partial(self.feed, f"{self.name}: awq")
+        scales, figures = awq(self.model, linear, found, batches, forward, how.size, symmetric=how.symmetric)
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
         return {name: scales[name].grid for name in layers}, {"awq": figures}
 
@@ -252,19 +259,29 @@ class Steps:
         }
         return best, {"calibrators": figures}
 
-    def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, object]]:
-        """Returns the layers with rounded weights, and the figures; layers rounded to nearest, as all convolutions are, are unchanged."""
+    def rounded(
+        self, layers: Layers, scales: dict[str, Scales], observed: Observed[Histogram]
+    ) -> tuple[Layers, dict[str, Scales], dict[str, object]]:
+        """Returns the layers with rounded weights, their scales, and the figures.
+
+        Layers rounded to nearest, as all convolutions are, are unchanged; autoround alone changes scales.
+        """
         method = self.settings.rounding
         if method == "nearest":
-            return layers, {}
+            return layers, scales, {}
         linear = _linears(layers)
         units = [group.layers for group in groups(linear, [], observed)]
         each, batches = partial(self.context.progress.track, label=f"{self.name}: {method}"), partial(self.feed, f"{self.name}: moments")
-        given = cast("Mapping[str, IntegerScales]", scales)
-        rounded, figures = round_layers(self.model, linear, given, method, units, batches, forward, each)
-        before, after = mean_errors(figures)
-        self.context.progress.log(f"  {method}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
-        return {**layers, **rounded}, {"rounding": {"method": method, "layers": figures}}
+        given = {name: cast("IntegerScales", scales[name]) for name in linear}
+        if method == "autoround":
+            options = Options(self.settings.autoround.steps, self.settings.autoround.batch_size, self.context.seed)
+            batches = partial(feature_batches, self.source, self.rows, self.context, "", options.batch_size)
+            rounded, learned, figures = round_blocks(self.model, linear, given, options, units, batches, forward, each)
+            given |= learned
+        else:
+            rounded, figures = round_layers(self.model, linear, given, method, units, batches, forward, each)
+        self.context.progress.log(f"  {summarized(method, figures)}")
+        return {**layers, **rounded}, {**scales, **given}, {"rounding": {"method": method, "layers": figures}}
 
     def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, object]:
         """Corrects the biases if asked to, and undoes it if the model moved further from float; returns the figures."""

@@ -9,11 +9,12 @@
 Output is written to memory-mapped files (`foundation.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
 factor or copy; at least `MOMENT_BYTES`. During a pass the float32 weights of a layer are there, if they take at most `HELD_BYTES`. AWQ
-additionally loads the layer in float32.
+additionally loads the layer in float32; autoround holds about eight tensors of the size of the layer, float32.
 
 Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: the outputs of the float
-layer. For gptq and adaround: the outputs of the layer with rounded weights, so that a layer compensates the error of the layers before
-(`rounding`). A stage with both keeps both. Within a layer all inputs are computed with float weights.
+layer. For gptq, adaround and autoround: the outputs of the layer with rounded weights, so that a layer compensates the error of the layers
+before (`rounding`). A stage with both keeps both, as does autoround, whose target is the float output. Within a layer gptq and adaround
+compute all inputs with float weights, autoround with the weights as learned so far.
 
 Weights keep their stored dtype if the codes can be recovered from it. bfloat16 always can: it moves a weight by at most 127 * 2^-8 < 1/2 of
 a step. float16 can if its range suffices (`grid_dtype`); otherwise weights are written as float32. Tensors changed by folding are written
@@ -25,8 +26,9 @@ Tensor names carry their shapes: I inputs, O outputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -35,28 +37,31 @@ from torch import Tensor, nn
 from foundation.artifacts.shards import ShardWriter
 from foundation.machine.process import trim_memory
 from foundation.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, held, rows_of
-from foundation.models.streaming import HIDDEN, Batch, StreamedModel
+from foundation.models.streaming import Batch, StreamedModel
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, nearest
 from foundation.schemes.scales import Entry, Grid
 from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
 from quantize.calibration import Histogram, LayerFigures, Observed, collect
-from quantize.choices import Method, Rounding
-from quantize.folding import Fold, find_folds, groups
+from quantize.choices import Method, MomentRounding, Rounding
+from quantize.folding import groups
+from quantize.group_scales import GroupMoments, Groups
+from quantize.layer_runs import HELD_BYTES, LayerRuns
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding.adaround import adaround
+from quantize.rounding.autoround import Options, Sample, autoround
+from quantize.rounding.blockwise import figures_of, start_of, with_grid
 from quantize.rounding.gptq import eliminate, elimination
 from quantize.rounding.rounding import IntegerScales, OutputErrors, RoundingFigures, better_rows, grid_of
 from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_grids
 from quantize.smoothquant import Channels, smooth
 
-TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
 GPTQ_BYTES = 4 * ROUND_BYTES  # GPTQ takes one Python step per input and part, so fewer and larger parts are faster
-HELD_BYTES = 64 * 2**20  # of the float32 weights of a layer that stay in memory during a pass
 MOMENT_BYTES = 64 * 2**20  # of the moments of a pass over the rows, where a single one is smaller: each pass runs the layer once
 SMALLEST_F16_STEP = 2.0**-16
 LARGEST_F16 = 65504.0
+Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,11 @@ class Settings:
     scheme: Scheme
     bits: int
     """Bits of an int8 weight."""
-    group_size: int
-    """Group size of int4 weights."""
-    symmetric: bool
-    """Whether weights have no zero points."""
+    groups: Groups
+    """How the groups of int4 weights get their grids."""
     rounding: Rounding
+    autoround: Options
+    """How autoround learns."""
     awq: bool
     calibrator: Method | None
     """The calibration method; None for a scheme without calibrated ranges."""
@@ -88,12 +93,13 @@ class Settings:
     @property
     def learns(self) -> bool:
         """Whether weights are rounded, or their scales chosen, by output error."""
-        return self.awq or self.rounding != "nearest"
+        return self.awq or self.rounding != "nearest" or self.groups.range_by == "outputs"
 
     @property
     def keeps_float(self) -> bool:
         """Whether hidden states are computed twice: by the float model and by the rounded one."""
-        return self.rounding != "nearest" and (self.ranges or self.awq or self.alpha is not None)
+        reads_float = self.ranges or self.alpha is not None or self.groups.range_by == "outputs"
+        return self.rounding == "autoround" or (self.rounding != "nearest" and reads_float)
 
     @property
     def observes(self) -> bool:
@@ -133,45 +139,6 @@ def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
     return torch.float16 if fits and float(scales.weight_scale.max() / factors.min()) * largest <= LARGEST_F16 else torch.float32
 
 
-class _Runs:
-    """Runs all rows through one decoder layer."""
-
-    def __init__(self, model: StreamedModel, index: int, layer: nn.Module, batches: Sequence[Batch]) -> None:
-        self._model, self._index, self.layer, self._batches = model, index, layer, batches
-        self.advanced = not batches or index == len(model) - 1  # nothing reads the output of the last layer
-
-    def feed(self) -> Iterator[dict[str, Tensor]]:
-        """Yields the inputs of the layer, batch by batch."""
-        return (batch.inputs for batch in self._batches)
-
-    def forward(self, _: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns the output of the layer."""
-        return self._model.run(self._index, self.layer, inputs)
-
-    def advance(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Like `forward`, but also overwrites the inputs with the output, as inputs of the next layer; for a pass over all batches."""
-        hidden = self.forward(model, inputs)
-        if self._index < len(self._model) - 1:
-            inputs[HIDDEN].copy_(hidden)
-            self.advanced = True
-        return hidden
-
-    def finish(self, layer: nn.Module) -> None:
-        """Advances the hidden states of all rows unless an earlier pass did."""
-        if not self.advanced:
-            with torch.no_grad(), held(layer, HELD_BYTES):
-                for inputs in self.feed():
-                    self.advance(layer, inputs)
-
-    def folds(self) -> list[Fold]:
-        """Returns the folds inside the layer."""
-        batch = self._batches[0]
-        rows = {name: value.expand(max(2, len(value)), *value.shape[1:])[TRACED] for name, value in batch.inputs.items()}
-        with torch.no_grad():
-            args, kwargs = self._model.arguments(self._index, {name: value for name, value in rows.items() if name != HIDDEN})
-        return find_folds(self._model.shape, rows, lambda _, inputs: self.layer(inputs[HIDDEN], *args, **kwargs))
-
-
 def quantize_layer(
     model: StreamedModel,
     index: int,
@@ -195,8 +162,8 @@ def quantize_layer(
         written: Receives weights, scales and figures.
     """
     layers: dict[str, nn.Linear] = {name: _stored(model, name) for name in names}
-    runs = _Runs(model, index, layer, batches)
-    passing = runs if rounded is batches else _Runs(model, index, layer, rounded)
+    runs = LayerRuns(model, index, layer, batches)
+    passing = runs if rounded is batches else LayerRuns(model, index, layer, rounded)
     # where float hidden states are passed on, the last observing pass can advance them at no extra cost
     passes_float = settings.rounding == "nearest" or passing is not runs
     last_forward = runs.advance if passes_float else runs.forward
@@ -212,26 +179,27 @@ def quantize_layer(
         written.unreached += [name for name in layers if name not in observed.group or not observed.of(name).total]
         layers = {name: linear for name, linear in layers.items() if name not in written.unreached}
     chosen = _awq(model, layer, layers, runs, observed, settings, written) if settings.awq else None
+    if layers and not settings.awq and settings.groups.range_by == "outputs":
+        chosen = _grids_by_outputs(model, layers, runs, last_forward, settings.groups)
     scales = _scales(model, layers, chosen, vectors, observed, settings)
     if passes_float and settings.rounding != "nearest":
         runs.finish(layer)
     if settings.rounding == "nearest":
         for name in layers:
             _write_nearest(model, name, scales[name], observed if settings.ranges else None, written)
+    elif layers and settings.rounding == "autoround":
+        samples = passing.samples(runs.outputs(layer))
+        scales |= _write_block(
+            model, model.layer_name(index), layers, scales, samples, observed if settings.ranges else None, settings, written
+        )
     elif layers:
         _write_learned(model, layers, scales, passing, vectors, observed, settings, written)
-    for name, found in scales.items():
-        written.entries[name] = found.entry()
-        for key, tensor in found.tensors().items():
-            if tensor.dtype == torch.int8:
-                written.zero_points[f"{name}.{key}"] = tensor
-            else:
-                written.scales.copy(f"{name}.{key}", tensor)
+    _write_scales(scales, written)
     _write_rest(model, index, layer, layers, written)
     passing.finish(layer)
 
 
-def _readers(model: StreamedModel, layers: Mapping[str, nn.Linear], runs: _Runs, vectors: Mapping[str, Tensor]) -> Observed[Histogram]:
+def _readers(model: StreamedModel, layers: Mapping[str, nn.Linear], runs: LayerRuns, vectors: Mapping[str, Tensor]) -> Observed[Histogram]:
     """Returns which layers read the same tensor: the first batch says so, or all if a layer has no row in it, as an expert may."""
     for batches in (itertools.islice(runs.feed(), 1), runs.feed()):
         observed = collect(model.shape, layers, batches, runs.forward, Histogram, vectors)
@@ -243,8 +211,8 @@ def _readers(model: StreamedModel, layers: Mapping[str, nn.Linear], runs: _Runs,
 def _smooth(
     model: StreamedModel,
     layers: Mapping[str, nn.Linear],
-    runs: _Runs,
-    forward: Callable[[nn.Module, Mapping[str, Tensor]], Tensor],
+    runs: LayerRuns,
+    forward: Forward,
     settings: Settings,
     written: Written,
 ) -> dict[str, Tensor]:
@@ -262,7 +230,7 @@ def _awq(
     model: StreamedModel,
     layer: nn.Module,
     layers: Mapping[str, nn.Linear],
-    runs: _Runs,
+    runs: LayerRuns,
     observed: Observed[Histogram],
     settings: Settings,
     written: Written,
@@ -272,7 +240,7 @@ def _awq(
     for module in layer.modules():
         if isinstance(module, StoredLinear):
             module.load()
-    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.group_size, symmetric=settings.symmetric)
+    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.groups.size, symmetric=settings.groups.symmetric)
     written.awq += figures
     return {name: scales[name].grid for name in layers}
 
@@ -287,19 +255,36 @@ def _scales(
 ) -> dict[str, AnyScales]:
     """Returns the scales of every layer, with the weight scales of AWQ if `chosen` gives them."""
     weights = chosen or {name: _weight_grid(name, _stored(model, name), vectors, settings) for name in layers}
-    shape = settings.bits, settings.group_size, settings.percentile
+    shape = settings.bits, settings.groups.size, settings.percentile
     found = choose_scales(scale_classes(settings.scheme, layers), weights, vectors, observed, *shape, settings.calibrator or "minmax")
     return cast("dict[str, AnyScales]", found)
 
 
 def _weight_grid(name: str, stored: StoredLinear, vectors: Mapping[str, Tensor], settings: Settings) -> Grid:
-    shape = settings.bits, settings.group_size
     found = [
-        weight_grids(settings.scheme, {name: stored.part(start, stop)}, *shape, vectors, symmetric=settings.symmetric)[name]
+        weight_grids(settings.scheme, {name: stored.part(start, stop)}, settings.bits, settings.groups, vectors)[name]
         for start, stop in stored.parts(ROUND_BYTES)
     ]
-    zeros = [grid.zero_point for grid in found if grid.zero_point is not None]
-    return Grid(torch.cat([grid.scale for grid in found]), torch.cat(zeros) if zeros else None)
+    return _stacked(found)
+
+
+def _grids_by_outputs(
+    model: StreamedModel, layers: Mapping[str, nn.Linear], runs: LayerRuns, forward: Forward, groups: Groups
+) -> dict[str, Grid]:
+    """Returns the grids with the least output errors over the inputs of the float layer."""
+    with held(runs.layer, HELD_BYTES):
+        seen = collect(model.shape, layers, runs.feed(), forward, partial(GroupMoments, groups.size))
+    grids = {}
+    for name in layers:
+        stored, blocks_Ggg = _stored(model, name), seen.of(name).blocks_Ggg
+        grids[name] = _stacked([groups.grid(stored.rows(*part), blocks_Ggg) for part in stored.parts(ROUND_BYTES)])
+    return grids
+
+
+def _stacked(grids: Sequence[Grid]) -> Grid:
+    """Returns the grid of a layer whose outputs were divided into parts."""
+    zeros = [grid.zero_point for grid in grids if grid.zero_point is not None]
+    return Grid(torch.cat([grid.scale for grid in grids]), torch.cat(zeros) if zeros else None)
 
 
 def _write_nearest(model: StreamedModel, name: str, scales: AnyScales, observed: Observed[Histogram] | None, written: Written) -> None:
@@ -317,7 +302,7 @@ def _write_learned(
     model: StreamedModel,
     layers: Mapping[str, nn.Linear],
     scales: Mapping[str, AnyScales],
-    runs: _Runs,
+    runs: LayerRuns,
     vectors: Mapping[str, Tensor],
     observed: Observed[Histogram],
     settings: Settings,
@@ -325,7 +310,8 @@ def _write_learned(
 ) -> None:
     """Rounds weights by output error, with inputs computed by the float weights of this layer, and stores the grid weights in it."""
     units = [group.layers for group in groups(layers, [], observed)]
-    widest = max(linear.in_features for linear in layers.values())
+    method, widest = settings.rounding, max(linear.in_features for linear in layers.values())
+    assert method != "autoround", "learned by _write_block"
     grids: dict[str, Tensor] = {}
     for names in in_groups(units, layers, max(4 * widest**2, MOMENT_BYTES)):
         with held(runs.layer, HELD_BYTES):
@@ -337,7 +323,7 @@ def _write_learned(
             with torch.no_grad():
                 hessian_II = found.product_II.div_(max(1, found.total))
             del found
-            codes = _codes(model, unit, scales, hessian_II, settings.rounding)
+            codes = _codes(model, unit, scales, hessian_II, method)
             hessian_II = hessian_II.double()
             for name in unit:
                 grids[name], power, error = _write_better(model, name, scales[name], codes.pop(name), hessian_II, written)
@@ -346,8 +332,34 @@ def _write_learned(
         _stored(model, name).store(grid_OI, scales[name])
 
 
+def _write_block(
+    model: StreamedModel,
+    path: str,
+    layers: Mapping[str, nn.Linear],
+    scales: Mapping[str, AnyScales],
+    samples: Sequence[Sample],
+    observed: Observed[Histogram] | None,
+    settings: Settings,
+    written: Written,
+) -> dict[str, AnyScales]:
+    """Rounds weights by the output of the whole layer, writes them, and stores them in it; returns the learned scales."""
+    integer = {name: _integer(scales[name]) for name in layers}
+    starts = {name: start_of(_stored(model, name).rows(0, linear.out_features), integer[name]) for name, linear in layers.items()}
+    learned, nearest_error, error = autoround(model.shape, layers, starts, samples, settings.autoround)
+    written.rounding.append(figures_of(path, nearest_error, error, samples))
+    found: dict[str, AnyScales] = {}
+    for name, one in learned.items():
+        stored, found[name] = _stored(model, name), with_grid(integer[name], one.grid)
+        rows_OI, rounded_OI = stored.rows(0, stored.out_features), one.weight(starts[name])
+        written.layers.append(_layer_figures(name, found[name], observed, *powers(rows_OI, rounded_OI, found[name])))
+        grid_OI = _new_grid(model, name, found[name], written)
+        grid_OI.copy_(rounded_OI)
+        stored.store(grid_OI, found[name])
+    return found
+
+
 def _codes(
-    model: StreamedModel, unit: Sequence[str], scales: Mapping[str, AnyScales], hessian_II: Tensor, method: Rounding
+    model: StreamedModel, unit: Sequence[str], scales: Mapping[str, AnyScales], hessian_II: Tensor, method: MomentRounding
 ) -> dict[str, Tensor]:
     """Returns the codes of layers that read the same tensor, int8 [O, I] each."""
     given = elimination(hessian_II) if method == "gptq" else None
@@ -400,6 +412,16 @@ def _write_better(
     relative: OutputErrors = {"error_nearest": before / outputs if outputs else 0.0, "error": after / outputs if outputs else 0.0}
     written.rounding.append({"name": name, **relative})
     return grid_OI, *squares
+
+
+def _write_scales(scales: Mapping[str, AnyScales], written: Written) -> None:
+    for name, found in scales.items():
+        written.entries[name] = found.entry()
+        for key, tensor in found.tensors().items():
+            if tensor.dtype == torch.int8:
+                written.zero_points[f"{name}.{key}"] = tensor
+            else:
+                written.scales.copy(f"{name}.{key}", tensor)
 
 
 def _write_rest(model: StreamedModel, index: int, layer: nn.Module, quantized: Collection[str], written: Written) -> None:

@@ -6,8 +6,8 @@
 
 Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`foundation.models.streaming`), so a
 model may be larger than memory. The result has the same form and values as quantizing in memory, up to the order of float sums; only the
-dtype of the weights is the stored one. Rounding to nearest without ranges or smoothing needs no rows, and then the figures have no largest
-inputs.
+dtype of the weights is the stored one. Rounding to nearest needs no rows if activations have no ranges, nothing is smoothed and groups do
+not take their ranges by the outputs; then the figures have no largest inputs.
 
 Not supported, as they run the whole model many times: training, equalization, bias correction, int8 attention and residuals, sensitivity
 and mixed precision, calibration method auto, and range checks on selection rows. Convolutions stay float.
@@ -38,10 +38,12 @@ from quantize.awq import describe as describe_awq
 from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
+from quantize.group_scales import Groups
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.rotation.rotation import describe as describe_rotation
 from quantize.rotation.stored import rotate_folder
-from quantize.rounding.rounding import mean_errors
+from quantize.rounding.autoround import Options
+from quantize.rounding.rounding import summarized
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
@@ -201,9 +203,9 @@ def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
     return Settings(
         scheme=stage.scheme,
         bits=stage.bits(context),
-        group_size=stage.group_size,
-        symmetric=stage.symmetric,
+        groups=Groups(stage.group_size, stage.symmetric, stage.range_by),
         rounding=stage.rounding,
+        autoround=Options(stage.autoround.steps, stage.autoround.batch_size, context.seed),
         awq=stage.awq,
         calibrator=cast("Method | None", stage.calibrator),
         percentile=stage.calibration.percentile,
@@ -222,8 +224,7 @@ def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str
         log(f"  awq: {describe_awq(written.awq)}")
     if written.rounding:
         figures["rounding"] = {"method": settings.rounding, "layers": written.rounding}
-        before, after = mean_errors(written.rounding)
-        log(f"  {settings.rounding}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
+        log(f"  {summarized(settings.rounding, written.rounding)}")
     return {**figures, "layers": written.layers}
 
 

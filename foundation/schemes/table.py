@@ -49,7 +49,7 @@ class SchemeFacts:
     equal_steps: bool = True
     """Whether codes are equally spaced, which some calibrators require."""
     integer: bool = True
-    """Whether weights are integers, as error-minimizing rounding (GPTQ, AdaRound) requires."""
+    """Whether weights are integers, as error-minimizing rounding (GPTQ, AdaRound, AutoRound) requires."""
     grouped: bool = False
     """Whether groups of inputs have their own scales, which AWQ chooses."""
     zero_points: bool = False

@@ -3,6 +3,7 @@
     nearest     q = clamp(rint(w / s))
     gptq        later weights compensate the error of earlier ones (`gptq`)
     adaround    learns to round each weight up or down (`adaround`)
+    autoround   learns offsets of weights and ranges of groups by the output of a block (`autoround`, driven by `blockwise`)
 
 gptq and adaround minimize the error of the outputs instead of the weights. They need moments of the inputs (`moments`). The blocks of the
 model are rounded in execution order, and the inputs of a block are computed with the rounded weights of the blocks before it, so that it
@@ -29,7 +30,7 @@ from foundation.measure.closeness import place
 from foundation.schemes.int4 import Bound, Int4Scales, nearest
 from foundation.schemes.int8 import DynamicScales, LayerScales, levels
 from foundation.schemes.int8_weights import LARGEST, WeightScales
-from quantize.choices import Rounding
+from quantize.choices import MomentRounding, Rounding
 from quantize.moments import observe, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
@@ -46,7 +47,7 @@ class OutputErrors(TypedDict):
 
 
 class RoundingFigures(OutputErrors):
-    """The output errors of a layer, with its name."""
+    """The output errors of a layer, with its name; of a block for autoround, which learns its layers together."""
 
     name: str
 
@@ -56,11 +57,18 @@ def mean_errors(figures: Sequence[RoundingFigures]) -> tuple[float, float]:
     return sum(one["error_nearest"] for one in figures) / len(figures), sum(one["error"] for one in figures) / len(figures)
 
 
+def summarized(method: Rounding, figures: Sequence[RoundingFigures]) -> str:
+    """Returns a one-line summary of the figures for the log."""
+    before, after = mean_errors(figures)
+    whole = "block" if method == "autoround" else "layer"
+    return f"{method}: mean output error of a {whole} {after:.2e}, {before:.2e} with rounding to nearest"
+
+
 def round_layers(
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
     scales: Mapping[str, IntegerScales],
-    method: Rounding,
+    method: MomentRounding,
     units: Sequence[Sequence[str]],
     batches: Callable[[], Iterable[Mapping[str, Tensor]]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
@@ -107,7 +115,12 @@ def round_layers(
 
 
 def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequence[str]]]:
-    """Groups units by their block of the model, in order of the first unit of each.
+    """Groups units by their block of the model, in order of the first unit of each; see `units_by_block`."""
+    return list(units_by_block(model, units).values())
+
+
+def units_by_block(model: nn.Module, units: Sequence[Sequence[str]]) -> dict[str, list[Sequence[str]]]:
+    """Returns the units of each block by its path, in order of the first unit of each.
 
     A block is an entry of an outermost `nn.ModuleList`, such as an encoder layer; a unit outside of all lists is a block of its own.
 
@@ -122,10 +135,10 @@ def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequen
         around = next((name for name in outermost if unit[0].startswith(f"{name}.")), None)
         entry = unit[0] if around is None else f"{around}.{unit[0].removeprefix(f'{around}.').partition('.')[0]}"
         found.setdefault(entry, []).append(unit)
-    return list(found.values())
+    return found
 
 
-def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Rounding) -> tuple[Tensor, OutputErrors]:
+def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: MomentRounding) -> tuple[Tensor, OutputErrors]:
     """Rounds one weight.
 
     Args:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from foundation.schemes.int4 import Int4Scales, group_scale, num_groups
 from foundation.schemes.scales import Grid
-from quantize.group_scales import CLIPS, best_grid, clipped_grid, diagonal_blocks, full_grid
-from quantize.moments import output_errors
+from quantize.choices import GroupRange
+from quantize.group_scales import CLIPS, GroupMoments, Groups, best_grid, clipped_grid, diagonal_blocks, full_grid
+from quantize.moments import Moments, output_errors
 
 
 def problem(seed: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -107,6 +108,37 @@ def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inpu
         )
     ]
     assert torch.equal(errors[0], torch.minimum(errors[1], errors[2]))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_groups_name_what_their_ranges_are_chosen_by(symmetric: bool) -> None:
+    weight, hessian = problem(3, 4, 10)
+    expected: dict[GroupRange, Grid] = {
+        "minmax": full_grid(weight, 4, symmetric=symmetric),
+        "weights": clipped_grid(weight, 4, symmetric=symmetric),
+        "outputs": clipped_grid(weight, 4, hessian, symmetric=symmetric),
+    }
+    for name, grid in expected.items():
+        found = Groups(4, symmetric, name).grid(weight, diagonal_blocks(hessian, 4))
+        assert torch.equal(found.scale, grid.scale)
+        assert (found.zero_point is None) == symmetric
+        assert found.zero_point is None or torch.equal(found.zero_point, grid.zero_point)  # type: ignore[arg-type]
+    assert not torch.equal(expected["weights"].scale, expected["outputs"].scale)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 7), st.lists(st.integers(0, 9), min_size=1, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_moments_of_groups_are_the_blocks_of_all_moments(seed: int, inputs: int, group_size: int, sizes: list[int]) -> None:
+    rows = torch.randn(sum(sizes), inputs, generator=torch.Generator().manual_seed(seed))
+    groups, whole = GroupMoments(group_size), Moments()
+    for part in rows.split(sizes):
+        groups.add(part)
+        whole.add(part)
+    assert groups.total == whole.total == sum(sizes)
+    if groups.total:
+        torch.testing.assert_close(groups.blocks_Ggg, diagonal_blocks(whole.hessian_II, group_size), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        groups.add(torch.full((1, inputs), float("inf")))
 
 
 def test_blocks_lie_on_the_diagonal() -> None:

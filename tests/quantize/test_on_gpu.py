@@ -85,6 +85,7 @@ SELDOM: list[dict[str, Any]] = [
     {"scheme": "w8a8"},
     {"scheme": "w8a8", "calibration": {"method": "auto"}},
     {"scheme": "w8a8", "rounding": "adaround"},
+    {"scheme": "w4a16", "group_size": 16, "rounding": "autoround", "autoround": {"steps": 10}},
     {"scheme": "w8a8", "mixed_precision": {"max_drop": 0.0}},
     {"scheme": "w8a8-dynamic"},
     {"scheme": "w4a16", "group_size": 16, "awq": True},

@@ -114,6 +114,42 @@ def test_rounding_by_the_outputs_brings_their_error_down(
     assert np.abs(before - after).mean() < 0.4 * before.std()
 
 
+@pytest.mark.parametrize(("scheme", "symmetric"), [("w8a8", True), ("w4a16", True), ("w4a16", False)])
+def test_blocks_that_are_learned_err_less(bert: Artifact, context: Context, tmp_path: Path, scheme: str, symmetric: bool) -> None:
+    settings = {"scheme": scheme, "rounding": "autoround", "autoround": {"steps": 40}, "group_size": 16, "symmetric": symmetric}
+    figures = run(bert, context, tmp_path / "out", **settings)
+    blocks = figures["rounding"]["layers"]
+    assert [block["name"] for block in blocks] == ["bert.encoder.layer.0", "bert.encoder.layer.1"]
+    assert all(block["error"] <= block["error_nearest"] for block in blocks)
+    assert sum(block["error"] for block in blocks) < 0.95 * sum(block["error_nearest"] for block in blocks)
+    assert len(load_quantization(tmp_path / "out")[0]) == ENCODER == len(figures["layers"])
+    before, after = logits(bert.path, context), logits(tmp_path / "out", context)
+    assert np.abs(before - after).mean() < 0.4 * before.std()
+    kept = {name: tensor.clone() for name, tensor in load(tmp_path / "out").state_dict().items()}
+    run(bert, context, tmp_path / "again", **settings)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in load(tmp_path / "again").state_dict().items())
+
+
+def test_ranges_by_the_outputs_err_less_than_ranges_by_the_weights(bert: Artifact, context: Context, tmp_path: Path) -> None:
+    """With gptq on top, whose figures start with rounding to nearest on the given ranges; auto takes them for neither."""
+    errors, grids = {}, {}
+    for name in ("minmax", "weights", "outputs", "auto"):
+        settings = {"scheme": "w4a16", "group_size": 16, "symmetric": False, "group_range": name}
+        figures = run(bert, context, tmp_path / name, rounding="gptq", **settings)
+        errors[name] = sum(layer["error_nearest"] for layer in figures["rounding"]["layers"])
+        run(bert, context, tmp_path / f"{name}-nearest", **settings)
+        grids[name] = load_quantization(tmp_path / f"{name}-nearest")[0]
+    assert errors["outputs"] < 0.95 * errors["weights"]
+    assert errors["outputs"] < 0.95 * errors["minmax"]
+    assert errors["auto"] == errors["weights"]
+    for name, scales in grids["auto"].items():
+        assert torch.equal(scales.tensors()["weight_scale"], grids["weights"][name].tensors()["weight_scale"])
+    assert any(
+        not torch.equal(scales.tensors()["weight_scale"], grids["outputs"][name].tensors()["weight_scale"])
+        for name, scales in grids["auto"].items()
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -196,6 +232,11 @@ def test_an_auto_calibrator_of_fp8_tries_what_has_no_equal_steps(bert: Artifact,
         ({"scheme": "fp8", "calibration": {"method": "mse"}}, "calibration.method: mse counts the equal steps of int8; fp8 takes minmax"),
         ({"scheme": "w4a16", "attention": True}, "attention, residual: int8 products"),
         ({"scheme": "w4a16", "group_size": 100}, "group_size"),
+        ({"group_range": "outputs"}, "group_range: for scheme w4a16.*w4a8-block alone; weights of w8a8 have no groups"),
+        ({"scheme": "w4a16", "awq": True, "group_range": "weights"}, "group_range: weights given, but awq chooses ranges by the outputs"),
+        ({"rounding": "gptq", "autoround": {"steps": 9}}, "autoround: given, but rounding: gptq does not read it"),
+        ({"rounding": "autoround", "autoround": {"steps": 0}}, "autoround.steps"),
+        ({"scheme": "fp8", "rounding": "autoround"}, "rounding: autoround is for integer weights"),
         ({"scheme": "w2a2"}, "scheme"),
     ],
 )

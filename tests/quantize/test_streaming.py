@@ -84,8 +84,8 @@ NEAREST = [
     {"scheme": "w8a8", "smoothquant": False, "calibration": {"method": "minmax"}, "exclude": ("*.1.*proj",)},
     {"scheme": "w8a8-dynamic", "smoothquant": False},
     {"scheme": "w8a16"},
-    {"scheme": "w4a16", "group_size": 16},
-    {"scheme": "w4a16", "group_size": 16, "symmetric": False},
+    {"scheme": "w4a16", "group_size": 16, "group_range": "weights"},
+    {"scheme": "w4a16", "group_size": 16, "symmetric": False, "group_range": "weights"},
     {"scheme": "fp8"},
 ]
 ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
@@ -219,6 +219,53 @@ def test_ranges_and_factors_are_those_of_the_float_model_also_where_weights_are_
     assert sum(int((ours[name] != theirs[name]).sum()) for name in ours) <= 0.01 * sum(tensor.numel() for tensor in ours.values())
     for layer, other in zip(found["rounding"]["layers"], expected["rounding"]["layers"], strict=True):
         assert layer["error"] == pytest.approx(other["error"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"group_range": "outputs"}, {"group_range": "minmax"}, {"rounding": "gptq", "group_range": "weights"}]
+)
+def test_ranges_are_those_of_memory(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
+    folder = written(tmp_path, "llama")
+    (whole, expected), (streamed, found) = both(folder, blocks_context, scheme="w4a16", group_size=16, symmetric=False, **settings)
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    for name, scale in scales[0].items():
+        torch.testing.assert_close(scales[1][name], scale, rtol=1e-5, atol=0)
+    assert torch.equal(logits(streamed), logits(whole))
+    assert found["rows"] == (0 if settings == {"group_range": "minmax"} else expected["rows"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "settings"),
+    [
+        ("llama", torch.bfloat16, {"scheme": "w4a16", "symmetric": False}),
+        ("llama", torch.float32, {"scheme": "w4a8-block", "awq": True}),
+        ("gpt2", torch.float32, {"scheme": "w8a8"}),
+    ],
+)
+def test_learned_by_the_output_of_a_layer_hardly_anything_differs(
+    kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context
+) -> None:
+    """Sums differ in the last bits, and a step counts the sign of one near 0 in full."""
+    size = min(32, streaming.BATCH_TOKENS // tiny.LENGTH)
+    learned = {"rounding": "autoround", "autoround": {"steps": 30, "batch_size": size}}
+    folder = written(tmp_path, kind, dtype)
+    (whole, expected), (streamed, found) = both(folder, blocks_context, group_size=16, **learned, **settings)
+    ours, theirs = codes(streamed), codes(whole)
+    assert ours.keys() == theirs.keys()
+    assert sum(int((ours[name] != theirs[name]).sum()) for name in ours) <= 0.01 * sum(tensor.numel() for tensor in ours.values())
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    for name, scale in scales[0].items():
+        if name.endswith("scale"):
+            torch.testing.assert_close(scales[1][name], scale, rtol=0.05, atol=0)
+    figures = [one["rounding"]["layers"] for one in (found, expected)]
+    assert [layer["name"] for layer in figures[0]] == [layer["name"] for layer in figures[1]]
+    assert len(figures[0]) == 2
+    for layer, other in zip(*figures, strict=True):
+        assert layer["error_nearest"] == pytest.approx(other["error_nearest"], rel=0.02)
+        assert layer["error"] == pytest.approx(other["error"], rel=0.02)
+        assert layer["error"] <= layer["error_nearest"]
+    assert any(layer["error"] < layer["error_nearest"] for layer in figures[0])
+    assert [layer["name"] for layer in found["layers"]] == [layer["name"] for layer in expected["layers"]]
 
 
 def test_rounding_by_outputs_beats_the_nearest(tmp_path: Path, blocks_context: Context) -> None:
