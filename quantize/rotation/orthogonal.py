@@ -49,11 +49,11 @@ class Rotation:
         """Returns x R, float64 [N, D].
 
         Args:
-            x_ND: float64 [N, D].
+            x_ND: float64 [N, D], on any device.
         """
-        turned = (x_ND * self.signs_D).reshape(len(x_ND), *(len(factor) for factor in self.factors))
+        turned = (x_ND * self.signs_D.to(x_ND.device)).reshape(len(x_ND), *(len(factor) for factor in self.factors))
         for place, factor in enumerate(self.factors, 1):
-            turned = torch.tensordot(turned, factor, dims=([place], [0])).movedim(-1, place)
+            turned = torch.tensordot(turned, factor.to(x_ND.device), dims=([place], [0])).movedim(-1, place)
         return turned.reshape(len(x_ND), self.size)
 
     @property

@@ -67,10 +67,11 @@ class Turn:
     def of(self, values: Tensor) -> Tensor:
         """Returns the rotated weight, float64."""
         last = values.movedim(self.axis, -1)
-        chosen = last if self.indices is None else last[..., self.indices]
+        indices = None if self.indices is None else self.indices.to(values.device)
+        chosen = last if indices is None else last[..., indices]
         turned = self.rotation.of(chosen.reshape(-1, self.rotation.size)).reshape(chosen.shape)
-        if self.indices is not None:
-            turned = last.clone().index_copy_(-1, self.indices, turned)
+        if indices is not None:
+            turned = last.clone().index_copy_(-1, indices, turned)
         return turned.movedim(-1, self.axis)
 
 

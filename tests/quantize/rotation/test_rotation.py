@@ -21,8 +21,10 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, weight_scale
 from quantize.calibration import input_scale
-from quantize.rotation.rotation import Rotations, apply, rotate, try_rotation, value_indices
+from quantize.rotation.orthogonal import randomized_hadamard
+from quantize.rotation.rotation import Rotations, Turn, apply, rotate, try_rotation, value_indices
 from tests.architectures.table import ARCHITECTURES
+from tests.pretend_cuda import gpu
 from tests.problems import raises_problem
 from tests.quantize.outliers import planted_stream
 
@@ -153,6 +155,18 @@ def test_tables_are_rotated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     apply(parts, rotations_of(parts, features))
     for name, weight in model.named_parameters():
         torch.testing.assert_close(parts.get_parameter(name), weight)
+
+
+@pytest.mark.parametrize("chosen", [None, [5, 6, 7, 8, 9, 0]])
+def test_weights_are_rotated_on_the_device_where_they_are(chosen: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotation = randomized_hadamard(12 if chosen is None else 3, torch.Generator().manual_seed(0))
+    turn = Turn(1, rotation, None if chosen is None else torch.tensor(chosen))
+    weight = torch.randn(4, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = turn.of(weight)
+    with gpu(monkeypatch):
+        found = turn.of(weight.to("cuda"))
+        assert found.device.type == "cuda"
+        assert torch.equal(found.cpu(), expected)
 
 
 def test_the_seed_decides() -> None:
