@@ -17,6 +17,7 @@ from compress.recipe import check
 from export.graph.onnx import export_float
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
+from foundation.models import size
 from foundation.models.folder import Checkpoint
 from foundation.models.library import with_class
 from foundation.models.size import count
@@ -38,8 +39,12 @@ MODERN = {
 }
 
 
+@pytest.mark.parametrize("on_meta", [True, False])
 @pytest.mark.parametrize("length", [128, 1024, 8192])
-def test_the_products_of_attention_are_counted_apart(length: int) -> None:
+def test_the_products_of_attention_are_counted_apart(length: int, on_meta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on_meta:  # as for models that look at values, which the meta device refuses
+        monkeypatch.setattr(size, "on_meta_else_cpu", lambda run: run(False))
+    monkeypatch.setattr(size, "_known", {})
     config = BertConfig(
         hidden_size=H, intermediate_size=F, num_hidden_layers=LAYERS, num_attention_heads=2, max_position_embeddings=8192, vocab_size=30
     )
