@@ -306,7 +306,7 @@ class Exporter:
         """
         generates, gate = TASKS[self.context.task].generates, self.gate
         rows = gate.split.rows[: gate.looks[0]] if generates else trial_rows(self.context)  # a block holds over a hundred predictions
-        known = {id(row): answer for row, answer in zip(self.gate.split.rows, answers, strict=False)}  # rows of a split are shared
+        known = {id(row): answer for row, answer in zip(gate.split.rows, answers, strict=False)}  # rows of a split are shared
         others = [row for row in rows if id(row) not in known]
         if others:
             known |= zip(map(id, others), self._predicted(process, entry, others, batch), strict=True)

@@ -64,14 +64,18 @@ def test_rows_that_the_gate_has_asked_are_not_asked_again() -> None:
         asked.extend(others)
         return np.array([[float(row[-1])] for row in others], np.float32)
 
-    gate = SimpleNamespace(split=SimpleNamespace(rows=[rows[3], rows[0], rows[4]]))
+    gate = SimpleNamespace(split=SimpleNamespace(rows=[rows[3], rows[0], rows[4]]), looks=[2, 3])
     selection = SimpleNamespace(rows=rows, labels=SimpleNamespace(evenly=lambda count: range(5)))
-    context = SimpleNamespace(data=SimpleNamespace(selection=selection))
+    context = SimpleNamespace(data=SimpleNamespace(selection=selection), task="text-classification")
     exporter: Any = SimpleNamespace(gate=gate, context=context, _predicted=predicted)
     process: Any = None
     found = Exporter._trial_answers(exporter, process, Engine(engine="openvino"), 2, np.float32([[3.0], [0.0]]))  # of two rows of the gate
     assert asked == ["row 1", "row 2", "row 4"]
     assert found.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    asked.clear()
+    context.task = "text-generation"  # blocks of over a hundred predictions each: those of the gate's first look are enough
+    found = Exporter._trial_answers(exporter, process, Engine(engine="openvino_genai"), 2, np.float32([[3.0], [0.0]]))
+    assert (asked, found.tolist()) == ([], [[3.0], [0.0]])
 
 
 def test_only_engines_with_a_preference_move() -> None:

@@ -78,7 +78,7 @@ def test_shared_tokens_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_equal_prompts_are_scored_too() -> None:
     found = answers(scorer(), asked(BEGIN)[:1] * 3)
-    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-6)  # rows of a product are added up in an order of their own
 
 
 def test_batches_do_not_change_answers(monkeypatch: pytest.MonkeyPatch) -> None:
