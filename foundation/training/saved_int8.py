@@ -13,9 +13,9 @@ Autograd's hooks of saved tensors do it, opened around the modules in question. 
 the input of queries, keys and values, is packed once: it is known by its storage, which a weak reference keeps from being taken for another
 one, by its place in it and by its version.
 
-Left out: attention, whose kernels compute probabilities once more from queries, keys and the logarithms of sums, so that an error of a
-score is exponentiated, and whose gradients are differences that nearly cancel where one score is far above the others; what a model's own
-code keeps_input or drops out; and a linear layer's input that has the shape of its weight.
+Left out: convolutions, batch norms and ReLU; attention, whose kernels compute probabilities once more from queries, keys and the logarithms
+of sums, so that an error of a score is exponentiated, and whose gradients are differences that nearly cancel where one score is far above
+the others; what a model's own code multiplies or drops out; and a linear layer's input that has the shape of its weight.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ GROUPS = (256, 128, 64, 32)
 LEAST_AXIS, LEAST_NUMBERS = 32, 4096
 """Smaller tensors stay as they are: their scales would take as much, or they are statistics."""
 LEVELS = 127
-ACTIVATIONS = (nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh)
-NORM, OF_TRANSFORMERS = "Norm", "transformers.activations"
-"""End of the name of a class that normalizes, and the file of the activation functions of Transformers."""
+ACTIVATIONS = (nn.GELU, nn.SiLU, nn.Tanh)
+NORM, OF_TRANSFORMERS, RECTIFIER = "Norm", "transformers.activations", "ReLU"
+"""End of the name of a class that normalizes, the file of the activation functions of Transformers, and part of the names of those that
+only ask whether a value is above 0: a small one would become 0."""
 R = TypeVar("R")
 
 
@@ -99,13 +100,17 @@ def saved_in_int8(model: nn.Module) -> Iterator[None]:
 
 
 def _saves_activations(module: nn.Module) -> bool:
-    """Whether a module is a layer that saves its input, or one with an activation function in it, which may multiply its result."""
-    keeps_input = isinstance(module, (nn.Linear, Conv1D)) or type(module).__name__.endswith(NORM)
-    return keeps_input or any(map(_activates, (module, *module.children())))
+    """Whether a module is a layer that saves its input, or a feed-forward network, which may multiply what its activation gives."""
+    layers = (nn.Linear, Conv1D)
+    own = isinstance(module, layers) or type(module).__name__.endswith(NORM) or _activates(module)
+    children = list(module.children())
+    alone = not any(True for child in children for _ in child.children())  # others hold attention too
+    return own or (alone and any(map(_activates, children)) and any(isinstance(one, layers) for one in children))
 
 
 def _activates(module: nn.Module) -> bool:
-    return isinstance(module, ACTIVATIONS) or type(module).__module__ == OF_TRANSFORMERS
+    kind = type(module)
+    return (isinstance(module, ACTIVATIONS) or kind.__module__ == OF_TRANSFORMERS) and RECTIFIER not in kind.__name__
 
 
 class _Store:

@@ -171,6 +171,35 @@ def test_gradients_of_inputs_and_hooks_on_them_are_exact() -> None:
     assert all(handle.remove() is None for handle in handles)
 
 
+def test_a_small_value_above_0_keeps_its_gradient_behind_relu() -> None:
+    x = (torch.rand(ROWS, WIDTH) * 1e-3 + (torch.rand(ROWS, WIDTH) > 0.9)).requires_grad_()
+    model = nn.Sequential(nn.ReLU())
+    with saved_in_int8(model):
+        (found,) = torch.autograd.grad(model(x).sum(), x)
+    assert torch.equal(found, torch.ones_like(x))
+
+
+class _Layer(nn.Module):
+    """A decoder layer whose feed-forward network is not a module of its own, as in OPT and BART."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict({"query": nn.Linear(WIDTH, WIDTH, bias=False)})
+        self.fc1, self.act = nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.attention["query"](x).view(2, -1, 2, WIDTH // 2).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(query, query, query)
+
+
+def test_attention_in_a_layer_with_an_activation_function_stays_exact() -> None:
+    model, x = _Layer(), torch.randn(ROWS, WIDTH, requires_grad=True)
+    (exact,) = torch.autograd.grad(model(x).square().sum(), x)
+    with saved_in_int8(model):
+        (found,) = torch.autograd.grad(model(x).square().sum(), x)
+    assert torch.equal(found, exact)
+
+
 def test_attention_stays_exact() -> None:
     """At scores of several hundreds queries, keys or logarithms of sums in 8 bits would be off by more than 1."""
     torch.manual_seed(0)
@@ -195,7 +224,8 @@ def test_models_train_with_gradients_close_to_the_exact_ones(name: str, monkeypa
     config = AutoConfig.for_model(keys.pop("model_type"), **keys)
     with quiet():
         model: Any = auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)).train()
-    rows = inputs_of(config, task, LENGTH)
+    rows = {key: value.repeat(2, *[1] * (value.ndim - 1)) for key, value in inputs_of(config, task, LENGTH).items()}
+    rows = {key: torch.randn_like(value) if value.is_floating_point() else value for key, value in rows.items()}
 
     def step(kind: Any) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)
@@ -210,8 +240,8 @@ def test_models_train_with_gradients_close_to_the_exact_ones(name: str, monkeypa
     model.load_state_dict(before)
     mine, found = step("int8")
     assert torch.equal(mine, logits)
-    assert not torch.equal(found, exact)
-    assert float((found - exact).norm() / exact.norm()) < 0.05
+    assert name not in USUAL or not torch.equal(found, exact)  # some begin with weights of 0, or have convolutions alone
+    assert float((found - exact).norm() / exact.norm()) < 0.1
     assert "forward" not in {attribute for module in model.modules() for attribute in vars(module)}
 
 
