@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.pytorch_utils import Conv1D
@@ -128,7 +129,7 @@ class _Store:
         return saved_tensors_hooks(partial(self._pack, keeps), _unpack)
 
     def _pack(self, keeps: Callable[[Tensor], bool], tensor: Tensor) -> Tensor | Packed:
-        if type(tensor) is not Tensor or not tensor.is_floating_point() or _is_small(tensor) or keeps(tensor):
+        if type(tensor) not in (Tensor, FakeTensor) or not tensor.is_floating_point() or _is_small(tensor) or keeps(tensor):
             return tensor
         key = (*_place(tensor), tensor._version, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         known = self._known.get(key)
