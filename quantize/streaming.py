@@ -2,7 +2,7 @@
 
     rotation, if one is given         first, into a folder of float32 weights that the rest reads (`quantize.rotation.stored`)
     embeddings, last norm, head       copied as stored; tables of int8 rows are rounded, and written as float32
-    each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
+    each decoder layer                `streamed.stored_layer`: observe, smooth, round, write, advance the hidden states
 
 Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`foundation.models.streaming`), so a
 model may be larger than memory. The result has the same form and values as quantizing in memory, up to the order of float sums; only the
@@ -46,7 +46,7 @@ from quantize.rounding.autoround import Options
 from quantize.rounding.rounding import summarized
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
-from quantize.stored_layer import Settings, Written, quantize_layer
+from quantize.streamed.stored_layer import Settings, Written, quantize_layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -70,8 +70,8 @@ class Parallel(Config):
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: activations of blocks are recomputed in the backward pass instead of stored. full: only the inputs of
     blocks are stored, for about a third more work; selective: results of matrix products too, for little more work. The loss does not
-    change. int8: nothing is recomputed, but what layers, norms and attention store has 8 bits, half of bfloat16; gradients change a
-    little."""
+    change. int8: nothing is recomputed. Inputs of linear layers, norms and activation functions are stored in 8 bits, half of bfloat16;
+    attention stays exact. Gradients change a little."""
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
     GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must

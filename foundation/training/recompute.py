@@ -36,6 +36,7 @@ from foundation.models.forward import without_cache
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+from foundation.training.forwards import wrapped_forward
 from foundation.training.saved_int8 import saved_in_int8
 
 if TYPE_CHECKING:
@@ -87,18 +88,8 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
         return
     blocks = list(blocks_of(model, key).values())
     contexts = partial(_contexts, kind)
-    before = [block.__dict__.get("forward") for block in blocks]  # where processes share tokens there is one
-    for block in blocks:
-        block.forward = _again(block.forward, partial(contexts, block))
-    try:
-        with without_cache(model):
-            yield
-    finally:
-        for block, forward in zip(blocks, before, strict=True):  # `unshard` may have replaced the modules, not these objects
-            if forward is None:
-                del block.forward
-            else:
-                block.forward = forward
+    with wrapped_forward(blocks, lambda block: _again(block.forward, partial(contexts, block))), without_cache(model):
+        yield
 
 
 def check_recomputed(config: PreTrainedConfig, task: Task, length: int, kind: Checkpointing, key: str) -> None:

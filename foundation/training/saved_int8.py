@@ -34,6 +34,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.pytorch_utils import Conv1D
 
+from foundation.training.forwards import wrapped_forward
+
 GROUPS = (256, 128, 64, 32)
 """Numbers of neighbours with one scale: the first that divides the last axis; else the whole axis is a group."""
 LEAST_AXIS, LEAST_NUMBERS = 32, 4096
@@ -87,17 +89,8 @@ def saved_in_int8(model: nn.Module) -> Iterator[None]:
     """
     store = _Store()
     modules = [module for module in model.modules() if _saves_activations(module)]
-    before = [module.__dict__.get("forward") for module in modules]
-    for module in modules:
-        module.forward = partial(_run, store, module, module.forward)
-    try:
+    with wrapped_forward(modules, lambda module: partial(_run, store, module, module.forward)):
         yield
-    finally:
-        for module, forward in zip(modules, before, strict=True):
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
 
 
 def _saves_activations(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 A block is an entry of an outermost `nn.ModuleList` (`rounding.blocks`); where such an entry is never called itself, each of its layers is a
 block. The model runs twice for each block: with all float weights for the target, and with the rounded weights of the blocks before for the
-inputs. Memory holds both for all calibration rows. Layers are rounded from file to file in `stored_layer`.
+inputs. Memory holds both for all calibration rows. Layers are rounded from file to file in `quantize.streamed.stored_layer`.
 
 Tensor names carry their shapes: I inputs, O outputs, G groups.
 """

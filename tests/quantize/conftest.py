@@ -15,6 +15,7 @@ from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
+from tests import tiny_language_models as tiny
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
@@ -114,3 +115,9 @@ def vit(tiny_vit: Path) -> Artifact:
 @pytest.fixture
 def bert(tiny_bert: Path) -> Artifact:
     return Artifact(tiny_bert, {})
+
+
+@pytest.fixture
+def blocks_context(told: Told, tmp_path: Path) -> Context:
+    """A context of blocks for a tiny language model."""
+    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")

@@ -21,7 +21,6 @@ from torch import nn
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.target import Target
 from foundation.measure import predictions
 from foundation.models import streaming
 from foundation.models.checkpoint import load
@@ -35,17 +34,12 @@ from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.tables import load_tables
 from foundation.stage.context import Context
 from quantize.quantize import Quantize
-from quantize.stored_layer import grid_dtype
+from quantize.streamed.stored_layer import grid_dtype
 from tests import tiny_language_models as tiny
 
 pytestmark = pytest.mark.whole
 
 IDS = torch.from_numpy(np.stack(tiny.blocks(4, 9).rows)).long()
-
-
-@pytest.fixture
-def blocks_context(told: Any, tmp_path: Path) -> Context:
-    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")
 
 
 def written(tmp_path: Path, kind: str, dtype: torch.dtype = torch.float32, **shape: Any) -> Path:
@@ -284,7 +278,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     out, _ = quantized(folder, blocks_context, **settings)
     expected = codes(out)
     for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
-        monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
+        monkeypatch.setattr(f"quantize.streamed.stored_layer.{name}", value)
     monkeypatch.setattr("foundation.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
     monkeypatch.setattr("foundation.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     out, _ = quantized(folder, blocks_context, **settings)

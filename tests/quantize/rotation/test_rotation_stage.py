@@ -6,7 +6,6 @@ python -m pytest tests/quantize/rotation/test_rotation_stage.py
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from foundation.artifacts.artifact import Artifact
-from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
@@ -27,26 +24,15 @@ from quantize.quantize import Quantize
 from quantize.rotation.stored import rotate_folder
 from tests import tiny_language_models as tiny
 from tests.problems import raises_problem
+from tests.quantize.test_streaming import quantized as streamed
+from tests.quantize.test_streaming import written
 
 pytestmark = pytest.mark.whole
 IDS = torch.arange(24).view(2, 12)
 
 
-@pytest.fixture
-def blocks_context(told: Any, tmp_path: Path) -> Context:
-    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")
-
-
-def written(tmp_path: Path, kind: str, dtype: torch.dtype = torch.float32, **shape: Any) -> Path:
-    depth: dict[str, Any] = {"n_layer" if kind == "gpt2" else "num_hidden_layers": 2}
-    return tiny.write(tmp_path / "model", kind, dtype, **depth, **shape)
-
-
 def quantized(folder: Path, context: Context, **settings: Any) -> tuple[Path, dict[str, Any]]:
-    out = context.scratch.parent / f"out-{settings.get('stream')}"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
-    return out, Quantize(rotation="hadamard", **settings).run(Artifact(folder, {}), context, out)
+    return streamed(folder, context, rotation="hadamard", **settings)
 
 
 def logits(folder: Path) -> torch.Tensor:

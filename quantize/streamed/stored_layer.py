@@ -47,7 +47,6 @@ from quantize.calibration import Histogram, LayerFigures, Observed, collect
 from quantize.choices import Method, MomentRounding, Rounding
 from quantize.folding import groups
 from quantize.group_scales import GroupMoments, Groups
-from quantize.layer_runs import HELD_BYTES, LayerRuns
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.autoround import Options, Sample, autoround
@@ -56,6 +55,7 @@ from quantize.rounding.gptq import eliminate, elimination
 from quantize.rounding.rounding import IntegerScales, OutputErrors, RoundingFigures, better_rows, grid_of
 from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_grids
 from quantize.smoothquant import Channels, smooth
+from quantize.streamed.layer_runs import HELD_BYTES, LayerRuns
 
 GPTQ_BYTES = 4 * ROUND_BYTES  # GPTQ takes one Python step per input and part, so fewer and larger parts are faster
 MOMENT_BYTES = 64 * 2**20  # of the moments of a pass over the rows, where a single one is smaller: each pass runs the layer once
