@@ -46,7 +46,6 @@ from export.engines.spec import EngineSpec, spec_of
 from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
 from export.generation.prompts import Prompts, greedy
-from export.generation.questions import read_questions
 from export.generation.reads import reads_per_token
 from foundation.artifacts.graph import Graph
 from foundation.artifacts.run_folder import Run, open_run
@@ -64,6 +63,7 @@ from foundation.measure.turns import half_width
 from foundation.models.checkpoint import load_float
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.questions import read_questions
 from foundation.stage.context import Job
 from foundation.standalone.onnx_decoder import INVARIANT
 from parts import llama_cpp_engine
@@ -230,7 +230,7 @@ def asked_prompts(evaluation: Split, run: Run, recipe: Recipe, arguments: argpar
     if arguments.questions is None:
         return Prompts.of_rows(evaluation.rows, asked, recipe.data.max_length)
     checkpoint = Checkpoint(baseline(run))
-    questions = read_questions(str(arguments.questions))
+    questions = read_questions(str(arguments.questions), "--questions")
     return replace(Prompts.of_questions(questions, asked, checkpoint, most_tokens(checkpoint.config)), questions=False)
 
 

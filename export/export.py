@@ -108,9 +108,10 @@ class Export(Stage):
 
     def depends(self, context: Context) -> dict[str, str] | None:
         """The digest of the questions, where a file of them is given."""
-        from export.generation.questions import read_questions
+        from export.generation.questions import KEY
+        from foundation.models.inputs.questions import read_questions
 
-        return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
+        return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions, KEY))}
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the engines fit the device of the target and the model, that the processor has the precision, and the questions.
@@ -118,7 +119,8 @@ class Export(Stage):
         Raises:
             InputError: An engine does not, the processor has no bf16, or the questions cannot be read or asked.
         """
-        from export.generation.questions import KEY, read_questions
+        from export.generation.questions import KEY
+        from foundation.models.inputs.questions import read_questions
 
         self._check_precision(context)
         self._check_zeros(context)
@@ -130,7 +132,7 @@ class Export(Stage):
 
             check_division(config, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
         if self.generation.questions is not None:
-            read_questions(self.generation.questions)
+            read_questions(self.generation.questions, KEY)
             if not context.facts.generates or config.is_encoder_decoder:
                 raise InputError(KEY, f"given for {context.task}", "a decoder that answers is asked questions", "leave it out")
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from export.choices import Generation
 from export.generation.prompts import Prompts, greedy
-from export.generation.questions import read_questions
 from foundation.core.speculation import look_up
 from foundation.measure.tokens import ENDED
 from foundation.models.checkpoint import load_float
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.questions import read_questions
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     checkpoint = Checkpoint(arguments.model)
     settings = Generation(prompts=arguments.prompts, tokens=arguments.tokens)
-    prompts = Prompts.of_questions(read_questions(arguments.questions), settings, checkpoint, most_tokens(checkpoint.config))
+    prompts = Prompts.of_questions(read_questions(arguments.questions, "questions"), settings, checkpoint, most_tokens(checkpoint.config))
     answers = [row[row != ENDED].tolist() for row in greedy(load_float(checkpoint.folder), prompts)]
     print(f"{len(answers)} answers, {sum(map(len, answers))} tokens")
     for count in arguments.at_once:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from compress.recipe import check
 from compress.report import evaluations
 from export.engines.spec import EngineSpec, spec_of
-from export.generation.questions import prompts_of, read_questions
+from export.generation.questions import prompts_of
 from foundation.artifacts.artifact import read_json
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.artifacts.triton import Load
@@ -38,6 +38,7 @@ from foundation.core.decoding import Decoding
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.questions import read_questions
 from parts.chat_load import chat_load
 from triton_repo import environment
 from triton_repo.generation.client import load
@@ -57,7 +58,7 @@ def main() -> None:
     assert served is not None, f"{arguments.run}: has no model repository"
     entries = {entry["model"]: entry for entry in read_json(served.path / RESULTS)["models"]}
     entry = entries[arguments.model or next(iter(entries))]
-    name, questions = entry["model"], read_questions(str(arguments.questions))
+    name, questions = entry["model"], read_questions(str(arguments.questions), "--questions")
     prompts = prompts_of(Checkpoint(run.variants[entry["variant"]].path), questions, arguments.tokens, None)
     cells = {streams: {"alone": list[float](), "served": {side: list[Load]() for side in SIDES}} for streams in arguments.streams}
     with (

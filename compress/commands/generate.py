@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from compress.commands.options import AnswerOptions
 from compress.report import evaluations
 from compress.run.opened import opened
-from export.generation.questions import encode_question
-from export.generation.text_files import language_text
 from foundation.artifacts.run_folder import Run
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.engines import ENGINES, REFERENCE
@@ -42,6 +40,8 @@ from foundation.labels.tasks import TASKS, tasks_with
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.language import language_text
+from foundation.models.inputs.questions import encode_question
 from foundation.models.inputs.vocabulary import other_tokens
 from foundation.schemes.table import SCHEMES
 from foundation.standalone.pieces import Pieces

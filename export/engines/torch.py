@@ -148,7 +148,7 @@ class Torch:
 
     @cached_property
     def _text(self) -> LanguageText:
-        from export.generation.text_files import language_text
+        from foundation.models.inputs.language import language_text
 
         return language_text(self._folder)
 

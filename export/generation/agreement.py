@@ -21,7 +21,7 @@ import numpy as np
 
 from export.choices import Generation
 from export.generation.prompts import Prompts, Tokens, greedy
-from export.generation.questions import read_questions
+from export.generation.questions import KEY
 from export.generation.rereading import original_positions
 from export.generation.translations import quality
 from export.parity.gate import Gate
@@ -37,6 +37,7 @@ from foundation.measure.engine_process import EngineProcess
 from foundation.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.questions import read_questions
 from foundation.stage.context import Context
 
 Asked = Literal["gate", "evaluation", "some of evaluation"]
@@ -151,7 +152,7 @@ class Agreement:
             return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
         baseline = Checkpoint(self._context.baseline.path)
         longest = most_tokens(baseline.config)
-        return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
+        return Prompts.of_questions(read_questions(self.settings.questions, KEY), self.settings, baseline, longest)
 
     @cached_property
     def _own_places(self) -> list[int]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.choices import Generation
 from export.generation.prompts import Prompts
-from export.generation.questions import read_questions
-from export.generation.text_files import language_text
+from export.generation.questions import KEY as QUESTIONS
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.core.stamps import Stamps
@@ -24,6 +23,8 @@ from foundation.measure.probes import CHATS
 from foundation.models.config import most_tokens
 from foundation.models.files import state_of
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.language import language_text
+from foundation.models.inputs.questions import read_questions
 from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.inputs.tokenizer_file import from_class
 from foundation.models.library import one_line
@@ -89,7 +90,7 @@ def check_questions(folder: Path, config: PreTrainedConfig, settings: Generation
         InputError: The file cannot be read, the chat template does not take a question, or a question leaves no room for its answer.
     """
     assert settings.questions is not None, "there are questions"
-    Prompts.of_questions(read_questions(settings.questions), settings, Checkpoint(folder), most_tokens(config))
+    Prompts.of_questions(read_questions(settings.questions, QUESTIONS), settings, Checkpoint(folder), most_tokens(config))
 
 
 def _library(folder: Path) -> Any:

@@ -1,69 +1,17 @@
-"""Questions to a language model, one a line of a text file, as the token ids that the model reads.
-
-A tokenizer with a chat template gets each question as the message of a user, as `compress generate` does; one without gets it as it is.
-
-Left out: conversations of several messages.
-"""
+"""Questions to the engines of a language model, as the token ids that they read (`foundation.models.inputs.questions`)."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.generation.text_files import language_text
 from foundation.core.errors import InputError
-from foundation.core.files import local, read_plain
-from foundation.core.shown import reason
 from foundation.models.folder import Checkpoint
-from foundation.standalone.chat_template import TemplateRefused
-from foundation.standalone.language_text import LanguageText
+from foundation.models.inputs.language import language_text
+from foundation.models.inputs.questions import encode_question
 
-MOST_BYTES = 10_000_000
-"""Bytes of a file of questions."""
 KEY = "export.generation.questions"
-
-
-def read_questions(name: str) -> tuple[str, ...]:
-    """Returns the lines of a text file that are not blank.
-
-    Args:
-        name: Path of the file, as the recipe says.
-
-    Raises:
-        InputError: The file cannot be read, is too large, is not UTF-8, or has no question in it.
-    """
-    path = local(name, KEY)
-    try:
-        text = read_plain(path, MOST_BYTES, f"{KEY}: {name}").decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            KEY, f"{name} given, which cannot be read ({reason(error)})", remedy="give a UTF-8 file with one question a line"
-        ) from error
-    questions = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not questions:
-        raise InputError(KEY, f"{name} given, which has no question in it", remedy="give a UTF-8 file with one question a line")
-    return questions
-
-
-def encode_question(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np.int32]:
-    """Returns the token ids of one question, int32 [P].
-
-    Args:
-        text: The reader of the model's text.
-        question: The text.
-        chat: Whether it goes through the chat template, if there is one.
-
-    Raises:
-        InputError: The chat template does not take it.
-    """
-    if not chat or not text.has_template:
-        return np.array(text.encode(question), np.int32)
-    try:
-        return np.array(text.chat([{"role": "user", "content": question}]), np.int32)
-    except TemplateRefused as error:
-        raise InputError(
-            "chat template of the model", f"{error}", remedy="correct chat_template.jinja in the folder of the model, or remove it"
-        ) from error
+"""Where the recipe names the file."""
 
 
 def prompts_of(checkpoint: Checkpoint, questions: tuple[str, ...], tokens: int, longest: int | None) -> list[NDArray[np.int32]]:

@@ -26,38 +26,16 @@ from foundation.artifacts.artifact import write_json
 from foundation.measure.probes import CHATS, PROBES
 from foundation.models.files import TEXT_FILES, copy_files
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.language import language_text
 from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.library import one_line, quiet
 from foundation.standalone.chat_template import TemplateRefused
-from foundation.standalone.language_text import SETTINGS, LanguageText, TextSettings
+from foundation.standalone.language_text import SETTINGS, LanguageText
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
-
-
-def language_text(folder: Path) -> LanguageText:
-    """Returns the reader of the text of a checkpoint.
-
-    Raises:
-        InputError: The tokenizer cannot be loaded.
-    """
-    return of_transformers(load_tokenizer(str(folder)))
-
-
-def of_transformers(tokenizer: PreTrainedTokenizerBase) -> LanguageText:
-    """Returns the reader of the text of a tokenizer of Transformers; of several chat templates its default one is taken."""
-    templates, backend = tokenizer.chat_template, tokenizer.backend_tokenizer
-    cleans = tokenizer.clean_up_tokenization_spaces
-    if type(backend.model).__name__ == "BPE":  # Transformers leaves the spaces of such a tokenizer unless both settings say so
-        cleans = cleans and tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
-    settings = TextSettings(
-        chat_template=templates.get("default") if isinstance(templates, dict) else templates,
-        special_tokens=dict(tokenizer.special_tokens_map),
-        clean_up=bool(cleans),
-    )
-    return LanguageText(backend, settings)
 
 
 def write_text_files(checkpoint: Checkpoint, folder: Path) -> LanguageText:

@@ -65,7 +65,7 @@ def test_a_plan_names_special_tokens_that_only_transformers_has(tmp_path: Path, 
 def _without_names(folder: Path) -> Any:
     from dataclasses import replace
 
-    from export.generation.text_files import language_text
+    from foundation.models.inputs.language import language_text
     from foundation.standalone.language_text import LanguageText
 
     text = language_text(folder)

@@ -16,13 +16,14 @@ from transformers import AutoTokenizer, GenerationConfig
 from export.choices import Generation
 from export.export import Export
 from export.generation.prompts import Prompts, greedy
-from export.generation.questions import MOST_BYTES, encode_question, prompts_of, read_questions
-from export.generation.text_files import of_transformers
+from export.generation.questions import KEY, prompts_of
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.measure.tokens import ENDED, load_answers, save_answers
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.language import of_transformers
+from foundation.models.inputs.questions import MOST_BYTES, encode_question, read_questions
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
 from tests.export.generation.test_agreement import context
 from tests.export.generation.tiny_decoders import VOCABULARY
@@ -45,7 +46,7 @@ def chatting(kind: str, folder: Path) -> Path:
 
 def test_lines_that_are_not_blank_are_read(tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("\n  What is it? \r\n\nWäre es möglich?\n")
-    assert read_questions(str(tmp_path / "q.txt")) == ("What is it?", "Wäre es möglich?")
+    assert read_questions(str(tmp_path / "q.txt"), KEY) == ("What is it?", "Wäre es möglich?")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_file_that_holds_no_questions_is_one_line(content: bytes | None, messa
     if content is not None:
         (tmp_path / "q.txt").write_bytes(content)
     with pytest.raises(InputError, match=f"export.generation.questions: .*{message}"):
-        read_questions(str(tmp_path / "q.txt"))
+        read_questions(str(tmp_path / "q.txt"), KEY)
 
 
 def test_a_question_goes_through_the_chat_template() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from export.generation.text_files import of_transformers
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.chat_template import TemplateRefused, compiled
 from foundation.standalone.language_text import LanguageText
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import write_json
 from foundation.measure.probes import PROBES
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.language_text import CLEANED_LETTERS, SETTINGS, LanguageText, TextSettings
 
 TEXTS = ["in 1999 the    12 men   and 5     5 x  10 women ran", "    return  1\n        if x ==  2:\n", "Gr\u00fc\u00dfe , isn't it ?"]

@@ -18,9 +18,9 @@ from distill.labeller.api import ApiScorer
 from distill.labeller.prompts import Query
 from distill.labeller.scorer import Asked
 from export.engines.onnxruntime_decoder import MODE, MODEL, properties
-from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import Artifact, write_json
 from foundation.core.engines import served_on
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.language_text import SETTINGS, TOKENIZER
 from tests.export.engines.test_onnxruntime_decoder import folder
 from tests.export.generation.tiny_decoders import decoder

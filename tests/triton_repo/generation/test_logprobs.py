@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export.engines.onnxruntime_decoder import MODEL, properties
-from export.generation.text_files import of_transformers
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.encoder_decoder import EncoderDecoder
 from foundation.standalone.language_text import LanguageText, TextSettings
 from foundation.standalone.onnx_decoder import OnnxDecoder

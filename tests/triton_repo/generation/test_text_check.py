@@ -12,9 +12,10 @@ import pytest
 from openvino_tokenizers import convert_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from export.generation.text_files import TOKENIZER, of_transformers
+from export.generation.text_files import TOKENIZER
 from foundation.artifacts.artifact import write_json
 from foundation.measure.probes import CHATS, PROBES
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.language_text import SETTINGS, LanguageText
 from tests.foundation.standalone.test_language_text import digits_apart
 from triton_repo.client import ServedWrong

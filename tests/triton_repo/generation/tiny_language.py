@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from export.generation.cached_graph import cached_graph
-from export.generation.text_files import of_transformers
 from foundation.artifacts.artifact import Artifact, write_json
+from foundation.models.inputs.language import of_transformers
 from foundation.standalone.language_text import SETTINGS
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
