@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from foundation.core.config import Config
 from foundation.schemes.table import SCHEMES, Scheme
 from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.lora import Lora
@@ -40,6 +41,22 @@ def default_calibrator(scheme: Scheme) -> Method:
 
 
 Learned = Literal["lsq", "pact", "fixed"]
+
+
+class Answers(Config):
+    """Calibration rows that the model writes itself (`quantize.answers`)."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of `calibration.rows` that the model writes; the others are train rows."""
+    questions: Annotated[str, Field(min_length=1)] | None = None
+    """UTF-8 file with a question a line, which the model answers in its chat format up to its end token. Absent: the model continues the
+    beginnings of train rows."""
+    tokens: Annotated[int, Field(ge=1, le=65_536)] = 128
+    """Most tokens of an answer."""
+    prompt: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of a row that is given to be continued; not used with questions."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Temperature of the sampling; 1: the distribution of the model."""
 
 
 class Qat(TrainingSettings, DistillationSettings):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.artifact import Artifact, digest
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
@@ -34,26 +34,41 @@ if TYPE_CHECKING:
 
 PASSES_PER_SCAN = 25  # for each layer of the model, which has 6 quantized ones
 PASSES_PER_SITES = 8  # for each layer: 2 products, 2 residuals
+TOKEN_BY_TOKEN = 4  # a row that is written by the model reads its weights for every token
 
 
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 10
+    VERSION: ClassVar[int] = 11
 
     def team(self, processes: Team) -> Team:
         """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""
         return processes if self.mode != "ptq" else ALONE
 
     def depends(self, context: Context) -> object:
-        """The resolved weight bits, which depend on the processor, for mode `auto` the accuracy goal, and the metric of `goals.metric`
-        where losses are counted in it."""
+        """The resolved weight bits, which depend on the processor, for mode `auto` the accuracy goal, the metric of `goals.metric`
+        where losses are counted in it, and the digest of the questions that the model answers for its calibration."""
         from quantize.escalation import budget_of
 
         goal = {"max_drop": budget_of(context)} if self.mode == "auto" else {}
         counted = self.mode == "auto" or self.mixed_precision is not None
         metric = {"metric": context.goals.metric} if counted and context.goals.metric is not None else {}
-        return {"weight_bits": self.bits(context), **goal, **metric}
+        questions = self.questions()
+        asked = {"questions": digest(questions)} if questions else {}
+        return {"weight_bits": self.bits(context), **goal, **metric, **asked}
+
+    def questions(self) -> tuple[str, ...]:
+        """Returns the questions that the model answers for its calibration; none if it is not asked any.
+
+        Raises:
+            InputError: They cannot be read.
+        """
+        from foundation.models.inputs.questions import read_questions
+        from quantize.answers import questions_key
+
+        answers = self.calibration.answers
+        return () if answers is None or answers.questions is None else read_questions(answers.questions, questions_key(self))
 
     def work(self, passes: Passes, data: Data) -> float:
         """Forward passes over calibration rows (one for ranges, one for smoothing, some for rounding, two per layer for biases) and over
@@ -66,6 +81,7 @@ class Quantize(QuantizeSettings):
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
         learned = {"nearest": 0, "gptq": 9, "adaround": 36, "autoround": self._rounds(rows)}[self.rounding]
         learned += 3 if self.awq else self.range_by == "outputs"
+        learned += TOKEN_BY_TOKEN * self.calibration.answers.share if self.calibration.answers else 0
         calibrated = 1 + (self.smoothing is not None) + learned + bool(self.attention or self.residual)
         calibrated += 2 * passes.layers * self.bias_correction
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
@@ -91,6 +107,10 @@ class Quantize(QuantizeSettings):
         if self.embeddings and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"stages.{self.title}.embeddings", f"true given for {context.task}", f"it is for {tasks}", "leave it out")
+        if self.calibration.answers is not None and context.task != "text-generation":
+            where = f"{self.key}.calibration.answers"
+            raise InputError(where, f"given for {context.task}", "a model of text-generation writes rows", "leave it out")
+        self.questions()
         if self.stream is True:
             check_streamed(self, config, context)
         if self.rotation != "none":

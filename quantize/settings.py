@@ -11,7 +11,7 @@ from foundation.core.config import Config
 from foundation.core.engines import ENGINES
 from foundation.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
 from foundation.stage.stage import ModelStage, is_model
-from quantize.choices import METHODS, GroupRange, Method, Qat, Rounding, Switch, calibrators, default_calibrator
+from quantize.choices import METHODS, Answers, GroupRange, Method, Qat, Rounding, Switch, calibrators, default_calibrator
 
 if TYPE_CHECKING:
     from foundation.stage.context import Context
@@ -27,6 +27,8 @@ class Calibration(Config):
     with smoothing, percentile for w8a8 without; the other schemes do not calibrate ranges."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training rows to calibrate on."""
+    answers: Answers | None = None
+    """For text-generation: lets the model write part of these rows, so that it is calibrated on what it reads when it answers."""
     expert_tokens: Annotated[int, Field(ge=0, le=10**9)] = 256
     """For mixtures: least number of calibration tokens that an expert is calibrated on. An expert that the router sends fewer is calibrated
     on all tokens of its layer."""
@@ -88,7 +90,7 @@ class QuantizeSettings(ModelStage):
     group_range: Literal["auto"] | GroupRange = "auto"
     """How the range of a group of int4 weights is chosen, which its codes span. minmax: from the smallest to the largest weight; weights:
     the range, clipped or not, with the least squared error of the weights; outputs: with the least squared error of the outputs on the
-    calibration rows, which large inputs dominate; auto: outputs with awq and autoround, else weights."""
+    calibration rows, which large inputs dominate; auto: weights with gptq and adaround, which lower that error themselves, else outputs."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
     weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows. autoround: learns offsets of the weights
@@ -219,7 +221,7 @@ class QuantizeSettings(ModelStage):
         """What the range of a group is chosen by, with `auto` resolved; weights for a scheme without groups."""
         if self.group_range != "auto":
             return self.group_range
-        return "outputs" if SCHEMES[self.scheme].grouped and (self.awq or self.rounding == "autoround") else "weights"
+        return "outputs" if SCHEMES[self.scheme].grouped and (self.awq or self.rounding in ("autoround", "nearest")) else "weights"
 
     @property
     def learns_of_rows(self) -> bool:

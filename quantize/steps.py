@@ -36,6 +36,7 @@ from foundation.schemes.sites import Sites
 from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Row
+from quantize.answers import calibration_rows
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq
 from quantize.batch_norm import fold_batch_norms
@@ -96,7 +97,8 @@ class Steps:
     @classmethod
     def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
         """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
-        model, rows = load(source, computing_device()), context.data.calibration(settings.calibration.rows, context.seed).rows
+        model = load(source, computing_device())
+        rows = calibration_rows(settings, source, lambda: model, context)
         feed = partial(feature_batches, source, rows, context)
         rotation: dict[str, object] = {}
         if settings.rotation != "none":  # before the float references: they are of the rotated model, whose states teach too

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from foundation.artifacts.shards import ShardWriter
 from foundation.core.errors import InputError
 from foundation.labels.tasks import tasks_with
+from foundation.machine.device import computing_device
 from foundation.machine.process import freed_memory_returned
+from foundation.models.checkpoint import load
 from foundation.models.files import TEXT_FILES, copy_files
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import linears
@@ -34,6 +36,7 @@ from foundation.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
 from foundation.schemes.table import SCHEMES
 from foundation.schemes.tables import save_tables, table_modules
 from foundation.stage.context import Context
+from quantize.answers import calibration_rows
 from quantize.awq import describe as describe_awq
 from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
@@ -58,10 +61,16 @@ DEEP = 8
 """Number of layers from which on rounding by moments is streamed: the work of the passes in memory grows with its square."""
 
 
-def needs_whole(stage: QuantizeSettings) -> str | None:
-    """Returns a one-line reason why a stage needs the whole model in memory, or None."""
+def needs_whole(stage: QuantizeSettings, *, large: bool) -> str | None:
+    """Returns a one-line reason why a stage needs the whole model in memory, or None.
+
+    Args:
+        stage: The stage's settings.
+        large: Whether the model may not fit into memory even once, to write calibration rows.
+    """
     given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
     given += ["calibration.method: auto"] * (stage.calibration.method == "auto") + ["convolutions: true"] * (stage.convolutions is True)
+    given += ["calibration.answers"] * (large and stage.calibration.answers is not None)
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 
@@ -75,7 +84,7 @@ def check_streamed(stage: QuantizeSettings, config: PreTrainedConfig, context: C
     if not context.facts.generates:
         streamed = tasks_with(lambda row: row.generates)
         raise InputError(key, f"only language models (task {streamed}) can be streamed", f"{context.task} is quantized in memory")
-    problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
+    problem = needs_whole(stage, large=True) or structure_problem(meta_model(config)[0])
     if problem is not None:
         raise InputError(key, problem, remedy="give stream: false")
 
@@ -91,7 +100,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
     deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
     if not (large or deep):
         return False
-    reason = needs_whole(stage) or structure_problem(meta_model(config)[0])
+    reason = needs_whole(stage, large=large) or structure_problem(meta_model(config)[0])
     if reason is not None and large:
         warning = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
         context.progress.warn(f"{stage.title}: {warning}")
@@ -142,7 +151,7 @@ def _from_file_to_file(
         batches: list[Batch] = []
         rows, hidden_bytes = [], 0
         if settings.observes:
-            rows = context.data.calibration(stage.calibration.rows, context.seed).rows
+            rows = calibration_rows(stage, source, lambda: load(source, computing_device()), context)
             processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
         rounded = batches
