@@ -22,7 +22,7 @@ slower. In w4a16 such a table is therefore kept as two of 4 bits, a code u = c +
 and the head is the sum of two products of 4 bits, exact but for the order of additions. `export.parity.own_rounding` rounds in torch as
 level 4 does.
 
-Queries, keys and values are one product where their weights have one format.
+Queries, keys and values are one product where their weights have one format, and so are gate and up: their input is rounded once.
 
 Left out: static int8, whose scales MatMulNBits does not take, and FP8.
 """
@@ -129,9 +129,8 @@ class _Writer:
             attended = self._product(self._attended(number, layer, read, cosine, sine), [layer.out])
             read, residual = self._added(attended, residual, layer.output_norm, f"{number}.attention")
             following = parts.layers[number + 1].input_norm if number + 1 < len(parts.layers) else parts.norm
-            gated = self._op(
-                "Mul", [self._activated(self._product(read, [layer.gate])), self._product(read, [layer.up])], [f"{layer.down}.in"]
-            )
+            gate, up = self._gate_and_up(layer, read)
+            gated = self._op("Mul", [self._activated(gate), up], [f"{layer.down}.in"])
             read, residual = self._added(self._product(gated, [layer.down]), residual, following, f"{number}.feed_forward")
         places = self._op("Reshape", [read, self._constant("places", np.array([-1, parts.norm.shape[0]]))], ["places.read"])
         self._head(self._op("Gather", [places, "kept"], ["asked"], axis=0))
@@ -233,6 +232,14 @@ class _Writer:
             do_rotary=1,
             local_window_size=layer.window or -1,
         )
+
+    def _gate_and_up(self, layer: Layer, read: str) -> tuple[str, str]:
+        """The products of the feed-forward network's input; as one where their weights have one format, whose input is rounded once."""
+        if self._format(layer.gate) != self._format(layer.up):
+            return self._product(read, [layer.gate]), self._product(read, [layer.up])
+        halves = [f"{layer.gate}.half", f"{layer.up}.half"]
+        self._op("Split", [self._product(read, [layer.gate, layer.up])], halves, axis=-1, num_outputs=2)
+        return halves[0], halves[1]
 
     def _of_heads(self, value: str, norm: Tensor | None, heads: int) -> str:
         """Normalizes each head of queries or keys."""

@@ -316,3 +316,19 @@ def test_static_int8_int8_weights_and_fp8_are_refused() -> None:
 
 def test_where_it_runs() -> None:
     assert engine("llama").placement() == {"device": "cpu", "provider": "CPUExecutionProvider", "float_precision": "fp32"}
+
+
+def test_layers_that_read_the_same_are_one_product_if_their_weights_have_one_format(tmp_path: Path) -> None:
+    together = on_grids(Checkpoint(checkpoint("llama", "w4a16")))
+    up = "model.layers.0.mlp.up_proj"
+    apart = replace(together, layers={name: scales for name, scales in together.layers.items() if name != up})
+    logits, products = [], []
+    for number, model in enumerate((together, apart)):
+        graph = fused_graph(model)
+        products.append({node.name for node in graph.graph.node if "MatMul" in node.op_type and ".0.mlp." in node.name})
+        save_fused(graph, tmp_path / f"{number}.onnx")
+        texts = onnx_decoder.OnnxDecoder(tmp_path / f"{number}.onnx", properties(1)).texts()
+        logits.append(np.concatenate([texts.read(list(prompts((7, 4)))), texts.step(np.array([3, 5]))]))
+    gate, down = up.replace("up_", "gate_"), up.replace("up_", "down_")
+    assert products == [{f"{gate}+{up}", down}, {gate, up, down}]
+    np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
