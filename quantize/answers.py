@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from quantize.settings import QuantizeSettings
 
 Tokens = NDArray[np.int32]
-BATCH_SIZE = 16
+BATCH_SIZE = 32
 """Prompts that are answered at once; they are equally long, so that no text holds padding."""
-WINDOW = 128
+WINDOW = 512
 """Prompts among which those of one length are looked for."""
 
 
