@@ -75,7 +75,7 @@ QUEUED = ("max_waiting", "request_seconds")
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 7
+    VERSION: ClassVar[int] = 8
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
     LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", "audit", *QUEUED)

@@ -72,16 +72,25 @@ def test_a_stop_text_ends_the_answer_at_its_letter() -> None:
     assert client.reason == "stop"
 
 
-def told(gaps: list[float], **inputs: Any) -> list[tuple[float, list[int]]]:
-    """Returns what a client gets, and when, of an answer with a token after each of these seconds; its last token is the last piece."""
+def told(gaps: list[float], *, kept_back: bool = False, **inputs: Any) -> list[tuple[float, list[int]]]:
+    """Returns what a client gets, and when, of an answer with a token after each of these seconds; its last token is the last piece.
+
+    With `kept_back` the engine passes tokens on only where the answer does not wait.
+    """
     clock = Clock()
     client = Client(clock)
-    given = {"INPUT_IDS": np.array([1]), **{name: np.array([value]) for name, value in inputs.items()}}
+    arrays = {name: value if isinstance(value, np.ndarray) else np.array([value]) for name, value in inputs.items()}
+    given = {"INPUT_IDS": np.array([1]), **arrays}
     with mock.patch.object(answers, "time", clock):
-        one = Answer(read(given, LIMITS, mock.Mock()), client, lambda ids: "a" * len(ids), 0)
+        one, kept = Answer(read(given, LIMITS, mock.Mock()), client, lambda ids: "a" * len(ids), 0), list[int]()
         for number, gap in enumerate(gaps):
             clock.now += gap
-            one.take([number], LENGTH if number == len(gaps) - 1 else None)
+            kept.append(number)
+            last = number == len(gaps) - 1
+            if one.ended or (kept_back and not last and one.waits(clock.now)):
+                continue
+            one.take(kept, LENGTH if last else None)
+            kept = []
     return client.found
 
 
@@ -107,6 +116,25 @@ def test_a_fast_answer_comes_in_few_pieces_unless_it_is_asked_otherwise() -> Non
     gaps = [0.006] * 37
     assert [len(tokens) for _, tokens in told(gaps)] == [1, 17, 17, 2]
     assert [len(tokens) for _, tokens in told(gaps, STREAM=False)] == [37]
+
+
+ENDS: list[dict[str, Any]] = [{}, {"STREAM": False}, {"STOP": np.array([b"aaaa"], np.object_)}, {"STOP_TOKENS": np.array([3, 8])}]
+
+
+@given(GAPS, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from(ENDS))
+@settings(max_examples=100, deadline=None)
+def test_tokens_that_the_engine_keeps_back_change_nothing(gaps: list[float], seconds: float, ends: dict[str, Any]) -> None:
+    given = {"PIECE_SECONDS": seconds, **ends}
+    assert told(gaps, kept_back=True, **given) == told(gaps, **given)
+
+
+def test_only_what_may_end_an_answer_is_read_at_once() -> None:
+    client = Client(Clock())
+    given = {"INPUT_IDS": np.array([1]), "STREAM": np.array([False])}
+    assert Answer(read(given, LIMITS, mock.Mock()), client, str, 0).waits(100.0)
+    for name in ("STOP", "STOP_TOKENS"):
+        more = {**given, name: ENDS[2]["STOP"] if name == "STOP" else ENDS[3]["STOP_TOKENS"]}
+        assert not Answer(read(more, LIMITS, mock.Mock()), client, str, 0).waits(100.0)
 
 
 def test_a_negative_pause_is_refused() -> None:

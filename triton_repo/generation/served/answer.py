@@ -96,6 +96,16 @@ class Answer:
             return CANCELLED
         return TIMEOUT if time.monotonic() > self._deadline else None
 
+    def waits(self, now: float) -> bool:
+        """Returns whether nothing can be done with further tokens yet: no piece is due, and none of them can end the answer.
+
+        Args:
+            now: The time of `time.monotonic`.
+        """
+        if self.request.stop or self.request.stop_tokens or self._listed is not None:
+            return False
+        return not self.request.values["STREAM"] or now - self._sent < self.request.values["PIECE_SECONDS"]
+
     def take(self, ids: Sequence[int], reason: str | None = None, logits_V: Logits | None = None) -> None:
         """Takes the next tokens, and sends the new piece.
 

@@ -9,6 +9,8 @@ tokens. With a draft every prompt is read whole, since OpenVINO GenAI answers ot
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +24,10 @@ from .engine import Engine, alone, generation_config, token_tensor
 
 WHOLE_PROMPTS = 2**20
 """Tokens of a step with a draft."""
+SWITCH_SECONDS = 1e-4
+"""How long another thread waits before it asks for Python's lock. A step of the pipeline holds it, so that a thread that reads a request or
+sends a response gets it between two steps, and only if it has asked; by default it asks after 5 ms, longer than steps of a small model,
+and a request needs the lock several times."""
 MATCHED_TOKENS = 3
 """Most tokens at the end of a text that are looked up in it."""
 
@@ -53,6 +59,7 @@ class Paged(Engine):
         self, folder: Path, properties: Mapping[str, str], room: int, max_waiting: int, proposals: Proposals | None = None
     ) -> None:
         super().__init__(room, max_waiting)
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._folder, self._properties, self._proposals = folder, _compiled(properties), proposals
         self._number = 0
         self._runs: dict[int, tuple[Answer, openvino_genai.GenerationHandle]] = {}
@@ -98,8 +105,11 @@ class Paged(Engine):
 
     def _step(self) -> None:
         self._pipeline.step()
+        now = time.monotonic()
         for number, (answer, handle) in list(self._runs.items()):
             finished = handle.get_status() != RUNNING
+            if not finished and self._proposals is None and answer.waits(now):
+                continue  # a small model takes as long for a step as reading the tokens of all answers would
             with alone(answer):
                 self._pass_on(answer, handle, finished)
             if answer.ended:
