@@ -90,7 +90,7 @@ class QuantizeSettings(ModelStage):
     group_range: Literal["auto"] | GroupRange = "auto"
     """How the range of a group of int4 weights is chosen, which its codes span. minmax: from the smallest to the largest weight; weights:
     the range, clipped or not, with the least squared error of the weights; outputs: with the least squared error of the outputs on the
-    calibration rows, which large inputs dominate; auto: weights with gptq and adaround, which lower that error themselves, else outputs."""
+    calibration rows, which large inputs dominate; auto: outputs."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
     weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows. autoround: learns offsets of the weights
@@ -221,7 +221,7 @@ class QuantizeSettings(ModelStage):
         """What the range of a group is chosen by, with `auto` resolved; weights for a scheme without groups."""
         if self.group_range != "auto":
             return self.group_range
-        return "outputs" if SCHEMES[self.scheme].grouped and (self.awq or self.rounding in ("autoround", "nearest")) else "weights"
+        return "outputs" if SCHEMES[self.scheme].grouped else "weights"
 
     @property
     def learns_of_rows(self) -> bool:
