@@ -52,6 +52,13 @@ METHODS = {
             "AutoRound, range by outputs": "rounding: autoround, group_range: outputs",
         }.items()
     },
+    **{
+        f"w4a16, groups of 32, {scales}{turned}, {rounding}": "{scheme: w4a16, group_size: 32, symmetric: false, group_scales: "
+        f"{kind}, rotation: {rotation}, rounding: {rounding.lower()}}}"
+        for scales, kind in {"float scales": "float", "two-level scales": "two_level", "K-quants": "k_quant"}.items()
+        for turned, rotation in {"": "none", ", rotated": "hadamard"}.items()
+        for rounding in ("nearest", "GPTQ")
+    },
     "w8a8, nearest": "{scheme: w8a8}",
     "w8a8, GPTQ": "{scheme: w8a8, rounding: gptq}",
     "w8a8-dynamic, nearest": "{scheme: w8a8-dynamic}",
@@ -84,15 +91,18 @@ def main() -> None:
         before, after = (perplexity(answers[variant], labels.array) for variant in (start, "quantize"))
         low, high = paired_bootstrap(Metric(perplexity), answers["quantize"], answers[start], labels.array, resamples=1000)
         changed, moved = recipe.model.facts.answer.differences(answers[start], answers["quantize"])
-        figures = {"perplexity": after, "increase": after - before, "low": low, "high": high}
+        bits = finished.artifacts["quantize"].metrics.get("bits_per_weight")
+        figures = {"bits": bits, "perplexity": after, "increase": after - before, "low": low, "high": high}
         rows.append({"name": name, **figures, "agreement": 1 - float(changed.mean()), "moved": float(moved.mean()), "n": len(changed)})
     document = {"environment": fingerprint(), "rows": rows}
     (arguments.out / f"{title}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"fp32: perplexity {before:.3f}, n = {rows[0]['n']} tokens\n")
-    print("| weights | perplexity | increase over fp32, 95 % | likeliest token as fp32 | mean abs. change of nll |\n" + "| --- " * 5 + "|")
+    heads = ("weights", "bits a weight", "perplexity", "increase over fp32, 95 %", "likeliest token as fp32", "mean abs. change of nll")
+    print(f"| {' | '.join(heads)} |\n" + "| --- " * len(heads) + "|")
     for row in rows:
         interval = f"{row['increase']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-        print(f"| {row['name']} | {row['perplexity']:.3f} | {interval} | {row['agreement']:.4f} | {row['moved']:.4f} |")
+        bits = "" if row["bits"] is None else f"{row['bits']:.2f}"
+        print(f"| {row['name']} | {bits} | {row['perplexity']:.3f} | {interval} | {row['agreement']:.4f} | {row['moved']:.4f} |")
 
 
 def _of_recipe(arguments: argparse.Namespace, method: str) -> Recipe:

@@ -84,6 +84,8 @@ def obstacle(checkpoint: Checkpoint) -> str | None:
             return f"{name} has another name in the files of the checkpoint"
         if isinstance(scales, LayerScales | DynamicScales) and scales.input_smooth is not None:
             return f"{name} has a smoothing vector; quantize with smoothquant: {{prescale: false}}"
+        if isinstance(scales, Int4Scales) and scales.weight_offset is not None:
+            return f"{name} has real offsets in place of zero points; quantize with group_scales: two_level"
         if isinstance(scales, Int4Scales) and modules[name].in_features % scales.group_size:
             return (
                 f"{name} has {modules[name].in_features} inputs, no multiple of group_size {scales.group_size}; give one that divides them"

@@ -21,7 +21,6 @@ Tensor names carry their shapes: I inputs, O outputs, G groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from foundation.schemes.int4 import Int4Scales
 from foundation.schemes.scales import Grid
 from quantize.folding import Group, rescale
-from quantize.group_scales import best_grid, clipped_grid, full_grid
+from quantize.group_scales import Groups
 from quantize.moments import Moments, observe, output_errors
 
 ALPHAS = tuple(step / 20 for step in range(21))
@@ -42,9 +41,7 @@ def awq(
     groups: Sequence[Group],
     batches: Callable[[], Iterable[Mapping[str, Tensor]]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
-    group_size: int,
-    *,
-    symmetric: bool = True,
+    grids: Groups,
 ) -> tuple[dict[str, Int4Scales], list[dict[str, object]]]:
     """Folds factors into a float model, in place, and chooses the scales of its weights.
 
@@ -54,8 +51,7 @@ def awq(
         groups: These layers, grouped by the tensor they read.
         batches: Starts a pass over the calibration rows.
         forward: Runs the model on a batch.
-        group_size: Inputs that share a scale.
-        symmetric: Whether weights have no zero points.
+        grids: How the groups of weights get their grids; ranges are chosen by the outputs.
 
     Returns:
         The scales by layer, and figures for the report per group: `layers`, `into` (the module that absorbed the division, or None),
@@ -69,13 +65,14 @@ def awq(
         for group in dict.fromkeys(of[name] for name in names):
             moments = observed.of(group.layers[0])
             weights = [layers[name].weight.detach() for name in group.layers]
-            alpha, factor_I, chosen, errors = choose(weights, moments, group_size, ALPHAS if group.fold else (0.0,), symmetric=symmetric)
+            alpha, factor_I, chosen, errors = choose(weights, moments, grids, ALPHAS if group.fold else (0.0,))
             if group.fold and alpha:
                 rescale(model, group.fold, factor_I)
                 if group.fold.producer in scales:  # dividing its outputs divides its weight scales too
-                    earlier = scales[group.fold.producer]
-                    scales[group.fold.producer] = replace(earlier, weight_scale=earlier.weight_scale / factor_I[:, None])
-            scales |= {name: _scales(grid, group_size) for name, grid in zip(group.layers, chosen, strict=True)}
+                    producer = group.fold.producer
+                    divided = grids.divided(layers[producer].weight.detach(), scales[producer].grid, factor_I)
+                    scales[producer] = Int4Scales.of_grid(divided, grids.size)
+            scales |= {name: Int4Scales.of_grid(grid, grids.size) for name, grid in zip(group.layers, chosen, strict=True)}
             figures.append(
                 {
                     "layers": list(group.layers),
@@ -89,16 +86,15 @@ def awq(
 
 
 def choose(
-    weights: Sequence[Tensor], moments: Moments, group_size: int, alphas: Sequence[float] = ALPHAS, *, symmetric: bool = True
+    weights: Sequence[Tensor], moments: Moments, grids: Groups, alphas: Sequence[float] = ALPHAS
 ) -> tuple[float, Tensor, list[Grid], dict[str, float]]:
     """Chooses factor and scales for the weights that read a tensor.
 
     Args:
         weights: float32 [O, I] each.
         moments: Moments of the tensor.
-        group_size: Inputs that share a scale.
+        grids: How the groups of weights get their grids.
         alphas: Exponents to try, 0 (no factor) among them.
-        symmetric: Whether weights have no zero points.
 
     Returns:
         The exponent; the factor, float32 [I]; the grid of each weight times the factor, [O, G]; and `error_before` (rounding to
@@ -109,23 +105,23 @@ def choose(
 
     def search_error(alpha: float) -> float:
         factor_I = factors[alpha]
-        grids = [full_grid(weight_OI * factor_I, group_size, symmetric=symmetric) for weight_OI in weights]
-        return sum(_error(w_OI, hessian_II, factor_I, grid, group_size) for w_OI, grid in zip(weights, grids, strict=True))
+        full = [grids.full(weight_OI * factor_I) for weight_OI in weights]
+        return sum(_error(w_OI, hessian_II, factor_I, grid, grids.size) for w_OI, grid in zip(weights, full, strict=True))
 
     def with_clipping(alpha: float) -> tuple[float, float, list[Grid]]:
         factor_I = factors[alpha]
         divided_II = moments.divided(factor_I).hessian_II
-        grids = [best_grid(weight_OI * factor_I, group_size, divided_II, symmetric=symmetric) for weight_OI in weights]
-        error = sum(_error(w_OI, hessian_II, factor_I, grid, group_size) for w_OI, grid in zip(weights, grids, strict=True))
-        return error, alpha, grids
+        found = [grids.best(weight_OI * factor_I, divided_II) for weight_OI in weights]
+        error = sum(_error(w_OI, hessian_II, factor_I, grid, grids.size) for w_OI, grid in zip(weights, found, strict=True))
+        return error, alpha, found
 
     best = min(alphas, key=search_error)
-    error, alpha, grids = min((with_clipping(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
-    plain = (clipped_grid(w_OI, group_size, symmetric=symmetric) for w_OI in weights)
-    nearest = sum(_error(w_OI, hessian_II, factors[0.0], grid, group_size) for w_OI, grid in zip(weights, plain, strict=True))
+    error, alpha, chosen = min((with_clipping(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
+    plain = (grids.searched(w_OI, None) for w_OI in weights)
+    nearest = sum(_error(w_OI, hessian_II, factors[0.0], grid, grids.size) for w_OI, grid in zip(weights, plain, strict=True))
     power = sum(float(output_errors(weight_OI, torch.zeros_like(weight_OI), hessian_II).sum()) for weight_OI in weights)
     relative = {"error_before": nearest / power if power else 0.0, "error": error / power if power else 0.0}
-    return alpha, factors[alpha], grids, relative
+    return alpha, factors[alpha], chosen, relative
 
 
 def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
@@ -149,11 +145,7 @@ def describe(figures: Sequence[Mapping[str, object]]) -> str:
     return f"{len(folded)} groups folded, {len(figures) - len(folded)} with clipped scales only{blocked}"
 
 
-def _scales(grid: Grid, group_size: int) -> Int4Scales:
-    return Int4Scales(grid.scale, group_size, grid.zero_point)
-
-
 def _error(weight_OI: Tensor, hessian_II: Tensor, factor_I: Tensor, grid: Grid, group_size: int) -> float:
     """Returns the output error of weights that are multiplied by the factor, rounded, and divided by it again."""
-    rounded_OI = _scales(grid, group_size).on_grid(weight_OI * factor_I) / factor_I
+    rounded_OI = Int4Scales.of_grid(grid, group_size).on_grid(weight_OI * factor_I) / factor_I
     return float(output_errors(weight_OI, rounded_OI, hessian_II).sum())

@@ -12,8 +12,11 @@ weights. One of the c is 7/8: with it the largest weight, if negative, gets exac
 Asymmetric quantization also tries c * (max - min) / 15 with the zero point of the whole range, which a smaller c leaves where it is. The
 symmetric grids stay among the candidates, with a zero point of 0, so that no group gets worse than without zero points.
 
-The search ignores that H couples the groups of an output, so it may make an output worse: `best_grid` compares the error of whole outputs
+The search ignores that H couples the groups of an output, so it may make an output worse: `Groups.best` compares the error of whole outputs
 and keeps the better grid for each.
+
+Scales may be two-level numbers, chosen next to these float scales (`quantize.groups.levels`), with offsets in place of zero points for
+K-quants (`quantize.groups.offsets`). Errors are then errors of the two-level numbers.
 
 Tensor names carry their shapes: I inputs, O outputs, G groups, g inputs of a group.
 """
@@ -26,9 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from foundation.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale, grouped, nearest, num_groups
+from foundation.schemes.int4 import GroupScales, Int4Scales, group_range, group_scale, grouped, num_groups
 from foundation.schemes.scales import SMALLEST_SCALE, Grid
 from quantize.choices import GroupRange
+from quantize.groups.errors import GroupErrors, chosen
+from quantize.groups.levels import two_level, two_level_range
+from quantize.groups.offsets import full_offsets, searched_offsets
 from quantize.moments import output_errors
 
 CLIPS = tuple(step / 40 for step in range(20, 40))
@@ -43,9 +49,10 @@ class Groups:
     symmetric: bool = True
     """Whether weights have no zero points."""
     range_by: GroupRange = "weights"
+    scales: GroupScales = "float"
 
     def grid(self, weight_OI: Tensor, blocks_Ggg: Tensor | None = None) -> Grid:
-        """Returns the grid of each group, float32 [O, G], with zero points int8 [O, G] unless symmetric.
+        """Returns the grid of each group, float32 [O, G], with zero points int8 [O, G] or offsets float32 [O, G] unless symmetric.
 
         Args:
             weight_OI: float32.
@@ -53,12 +60,47 @@ class Groups:
         """
         match self.range_by:
             case "minmax":
-                return full_grid(weight_OI, self.size, symmetric=self.symmetric)
+                return self.full(weight_OI)
             case "weights":
-                return clipped_grid(weight_OI, self.size, symmetric=self.symmetric)
+                return self.searched(weight_OI, None)
             case "outputs":
                 assert blocks_Ggg is not None, "chosen by the outputs, without the moments of the inputs"
-                return searched_grid(weight_OI, self.size, blocks_Ggg, symmetric=self.symmetric)
+                return self.searched(weight_OI, blocks_Ggg)
+
+    def full(self, weight_OI: Tensor) -> Grid:
+        """Returns the grid of each group that clips nothing; see `grid`."""
+        if self.scales == "float":
+            return full_grid(weight_OI, self.size, symmetric=self.symmetric)
+        weights = GroupErrors.of(weight_OI, self.size, None)
+        start = full_offsets(weights) if self.scales == "k_quant" else full_grid(weight_OI, self.size, symmetric=self.symmetric)
+        return two_level_range(weights, start)
+
+    def searched(self, weight_OI: Tensor, blocks_Ggg: Tensor | None) -> Grid:
+        """Returns the grid of each group with the least error, of the outputs if the blocks of H are given; see `grid`."""
+        if self.scales == "float":
+            return searched_grid(weight_OI, self.size, blocks_Ggg, symmetric=self.symmetric)
+        weights = GroupErrors.of(weight_OI, self.size, blocks_Ggg)
+        if self.scales == "k_quant":
+            return two_level(weights, searched_offsets(weights))
+        return two_level(weights, searched_grid(weight_OI, self.size, blocks_Ggg, symmetric=self.symmetric))
+
+    def best(self, weight_OI: Tensor, hessian_II: Tensor) -> Grid:
+        """Returns for each output the grid searched with or without H, whichever has the smaller output error; see `grid`."""
+        grids = [self.searched(weight_OI, blocks) for blocks in (diagonal_blocks(hessian_II, self.size), None)]
+        error_O, plain_O = (output_errors(weight_OI, Int4Scales.of_grid(grid, self.size).on_grid(weight_OI), hessian_II) for grid in grids)
+        return chosen((error_O < plain_O)[:, None], *grids)
+
+    def divided(self, weight_OI: Tensor, grid: Grid, factor_O: Tensor) -> Grid:
+        """Returns the grid of a weight whose outputs were divided by a factor, float32 [O]: divided too, and two-level again.
+
+        Args:
+            weight_OI: float32, divided already.
+            grid: Its grid before.
+            factor_O: The factor.
+        """
+        offset = None if grid.offset is None else grid.offset / factor_O[:, None]
+        found = Grid(grid.scale / factor_O[:, None], grid.zero_point, offset)
+        return found if self.scales == "float" else two_level(GroupErrors.of(weight_OI, self.size, None), found)
 
 
 class GroupMoments:
@@ -105,23 +147,14 @@ def clipped_grid(weight_OI: Tensor, group_size: int, hessian_II: Tensor | None =
 
 def searched_grid(weight_OI: Tensor, group_size: int, blocks_Ggg: Tensor | None, *, symmetric: bool) -> Grid:
     """Returns what `clipped_grid` does, from the diagonal blocks of H alone, float32 [G, g, g]."""
-    groups_GOg = grouped(weight_OI, group_size).transpose(0, 1)
+    weights = GroupErrors.of(weight_OI, group_size, blocks_Ggg)
     best, *others = _candidates(weight_OI, group_size, symmetric)
-    error_OG = _errors(groups_GOg, best, blocks_Ggg)
+    error_OG = weights.of_grid(best)
     for grid in others:
-        candidate_OG = _errors(groups_GOg, grid, blocks_Ggg)
+        candidate_OG = weights.of_grid(grid)
         better_OG = candidate_OG < error_OG
-        best, error_OG = _chosen(better_OG, grid, best), torch.where(better_OG, candidate_OG, error_OG)
+        best, error_OG = chosen(better_OG, grid, best), torch.where(better_OG, candidate_OG, error_OG)
     return best
-
-
-def best_grid(weight_OI: Tensor, group_size: int, hessian_II: Tensor, *, symmetric: bool) -> Grid:
-    """Returns for each output the grid found with or without H, whichever has the smaller output error; see `clipped_grid`."""
-    grids = [clipped_grid(weight_OI, group_size, given, symmetric=symmetric) for given in (hessian_II, None)]
-    error_O, plain_O = (
-        output_errors(weight_OI, Int4Scales(scale_OG, group_size, zero_OG).on_grid(weight_OI), hessian_II) for scale_OG, zero_OG in grids
-    )
-    return _chosen((error_O < plain_O)[:, None], *grids)
 
 
 def diagonal_blocks(hessian_II: Tensor, group_size: int) -> Tensor:
@@ -140,20 +173,3 @@ def _candidates(weight_OI: Tensor, group_size: int, symmetric: bool) -> Iterator
         yield start
         for clip in CLIPS:
             yield Grid((start.scale * clip).clamp(min=SMALLEST_SCALE), start.zero_point)
-
-
-def _chosen(mask: Tensor, grid: Grid, other: Grid) -> Grid:
-    """Returns one grid where the mask holds, the other elsewhere; both have zero points, or none has."""
-    zero_OG = None
-    if grid.zero_point is not None and other.zero_point is not None:
-        zero_OG = torch.where(mask, grid.zero_point, other.zero_point)
-    return Grid(torch.where(mask, grid.scale, other.scale), zero_OG)
-
-
-def _errors(groups_GOg: Tensor, grid: Grid, blocks_Ggg: Tensor | None) -> Tensor:
-    """Returns the error of each group, float32 [O, G]."""
-    scale_GO1 = grid.scale.T[:, :, None]
-    zero_GO1 = 0 if grid.zero_point is None else grid.zero_point.T[:, :, None]
-    difference_GOg = nearest(groups_GOg, scale_GO1, LOW - zero_GO1, HIGH - zero_GO1).float() * scale_GO1 - groups_GOg
-    weighted_GOg = difference_GOg if blocks_Ggg is None else difference_GOg @ blocks_Ggg
-    return (weighted_GOg * difference_GOg).sum(dim=2).T

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from torch import nn
 
-from foundation.schemes.scales import Scales
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.scales import Layer, Scales
 from foundation.schemes.sites import Sites
 from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
@@ -84,7 +85,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} in float, {len(steps.rows)} rows")
 
-    trained: dict[str, object] = {}
+    bits, trained = _bits_per_weight(layers, scales), dict[str, object]()
     if settings.mode == "qat":
         del layers, rounded  # a training shards the weights, and these would keep whole ones
         scales, trained = steps.train(scales, observed.group, uncorrected)
@@ -94,5 +95,25 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     sites, added = steps.sites(scales, calibrator, scan)
     chosen = {"calibrator": calibrator, "rows": len(steps.rows), **({"experts": dict(steps.routed)} if steps.routed else {})}
     folded = {"batch_norms": norms} if norms else {}
-    found = {**steps.rotation, **folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+    found = {
+        **bits,
+        **steps.rotation,
+        **folded,
+        **tried,
+        **smoothing,
+        **scaled,
+        **rounding,
+        **corrected,
+        **scan,
+        **mixed,
+        **trained,
+        **added,
+    }
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)
+
+
+def _bits_per_weight(layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> dict[str, object]:
+    """Returns the figure of weights in groups; none for other schemes."""
+    grouped = {name: found for name, found in scales.items() if isinstance(found, Int4Scales)}
+    count = sum(layers[name].weight.numel() for name in grouped)
+    return {"bits_per_weight": sum(found.stored_bits() for found in grouped.values()) / count} if grouped else {}

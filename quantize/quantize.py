@@ -163,6 +163,14 @@ class Quantize(QuantizeSettings):
                 "the inputs to int8 in blocks, and is faster there"
             )
 
+        without = [engine for engine in context.target.engines if not ENGINES[engine].offsets]
+        if without and self.group_scales == "k_quant":
+            able = one_of([engine for engine, row in ENGINES.items() if row.offsets])
+            yield (
+                f"stages.{self.title}.group_scales: {one_of(without)} multiplies by no real offsets, and is not built of k_quant; "
+                f"{able} does, and GGUF files hold them. Give two_level for the others"
+            )
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Quantizes the model and writes the checkpoint.
 
@@ -170,8 +178,9 @@ class Quantize(QuantizeSettings):
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
             largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
             Depending on model and settings: `rotation` (its size, and the weights that a head which is no longer tied adds), `group_size`,
-            `symmetric` (false: weights have zero points), `experts` (calibration tokens of each), `batch_norms` (the folded norm of a
-            convolution), `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`,
+            `symmetric` (false: weights have zero points or offsets), `group_scales` (where they are not floats), `bits_per_weight` (of
+            grouped weights: codes, scales, zero points and offsets), `experts` (calibration tokens of each), `batch_norms` (the folded norm
+            of a convolution), `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`,
             `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8, the distance each
             adds, its tensors), `sites_choice`, `tables` (embeddings and head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method
             and the output error of each layer, or of each block for autoround), and `attempts` of the mode auto.
@@ -212,4 +221,5 @@ class Quantize(QuantizeSettings):
         settings = {"mode": self.mode, "scheme": self.scheme, "weight_bits": self.bits(context)}
         settings |= {"group_size": self.group_size} if SCHEMES[self.scheme].grouped else {}
         settings |= {} if self.symmetric else {"symmetric": False}
+        settings |= {} if self.group_scales == "float" else {"group_scales": self.group_scales}
         return {**settings, **figures, "float_layers": kept, "warnings": warnings}

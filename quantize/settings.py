@@ -15,6 +15,7 @@ from quantize.choices import METHODS, Answers, GroupRange, Method, Qat, Rounding
 
 if TYPE_CHECKING:
     from foundation.stage.context import Context
+    from quantize.group_scales import Groups
 
 
 class Calibration(Config):
@@ -87,6 +88,12 @@ class QuantizeSettings(ModelStage):
     symmetric: bool = True
     """Whether the codes of int4 weights are symmetric around 0. false: each group has a zero point too, so that its 16 codes
     span its smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
+    group_scales: Literal["float", "two_level", "k_quant"] = "float"
+    """How the scales of groups are stored, for w4a16 and w4a8-block; weights are rounded to what is stored. float: a float32 number each.
+    two_level: an integer of 6 bits times a number that 8 groups (a super-block) share; their products are float16 numbers, and every engine
+    computes with them. k_quant, with symmetric: false: each group also has an offset in place of its zero point, again 6 bits times a
+    shared number, as in llama.cpp's Q4_K. Offsets need not be multiples of the scale, so that the error is smaller, but a weight of 0 does
+    not stay 0; for torch, openvino_genai and GGUF files."""
     group_range: Literal["auto"] | GroupRange = "auto"
     """How the range of a group of int4 weights is chosen, which its codes span. minmax: from the smallest to the largest weight; weights:
     the range, clipped or not, with the least squared error of the weights; outputs: with the least squared error of the outputs on the
@@ -175,6 +182,11 @@ class QuantizeSettings(ModelStage):
         if self.group_range != "auto" and not row.grouped:
             named = schemes_with(lambda row: row.grouped)
             raise ValueError(f"group_range: for scheme {named} alone; weights of {self.scheme} have no groups: remove it")
+        if self.group_scales != "float" and not row.grouped:
+            named = schemes_with(lambda row: row.grouped)
+            raise ValueError(f"group_scales: for scheme {named} alone; weights of {self.scheme} have no groups: remove it")
+        if self.group_scales == "k_quant" and self.symmetric:
+            raise ValueError("group_scales: k_quant gives each group an offset; give symmetric: false, or group_scales: two_level")
         if self.awq and self.group_range not in ("auto", "outputs"):
             raise ValueError(f"group_range: {self.group_range} given, but awq chooses ranges by the outputs; remove one of them")
         if not self.symmetric and not row.zero_points:
@@ -222,6 +234,13 @@ class QuantizeSettings(ModelStage):
         if self.group_range != "auto":
             return self.group_range
         return "outputs" if SCHEMES[self.scheme].grouped else "weights"
+
+    @property
+    def groups(self) -> Groups:
+        """How the groups of int4 weights get their grids."""
+        from quantize.group_scales import Groups
+
+        return Groups(self.group_size, self.symmetric, self.range_by, self.group_scales)
 
     @property
     def learns_of_rows(self) -> bool:

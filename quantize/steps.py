@@ -49,7 +49,7 @@ from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
 from quantize.experts import rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
-from quantize.group_scales import GroupMoments, Groups
+from quantize.group_scales import GroupMoments
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
@@ -220,7 +220,7 @@ class Steps:
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
     ) -> tuple[dict[str, Grid], dict[str, object]]:
         """Returns scales and zero points of the weights, and the figures of AWQ, which folds factors into the float model."""
-        how = Groups(self.settings.group_size, self.settings.symmetric, self.settings.range_by)
+        how = self.settings.groups
         if how.range_by != "outputs":
             return weight_grids(self.settings.scheme, layers, self.bits, how, smoothed), {}
         linear = _linears(layers)
@@ -230,7 +230,7 @@ class Steps:
             return {name: how.grid(layer.weight.detach(), seen.of(name).blocks_Ggg) for name, layer in linear.items()}, {}
         found = groups(layers, self._folds(), observed)
         batches = partial(self.feed, f"{self.name}: awq")
-        scales, figures = awq(self.model, linear, found, batches, forward, how.size, symmetric=how.symmetric)
+        scales, figures = awq(self.model, linear, found, batches, forward, how)
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
         return {name: scales[name].grid for name in layers}, {"awq": figures}
 

@@ -33,6 +33,7 @@ from foundation.models.folder import Checkpoint
 from foundation.models.forward import linears
 from foundation.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from foundation.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from foundation.schemes.int4 import GRID
 from foundation.schemes.table import SCHEMES
 from foundation.schemes.tables import save_tables, table_modules
 from foundation.stage.context import Context
@@ -41,7 +42,6 @@ from quantize.awq import describe as describe_awq
 from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
-from quantize.group_scales import Groups
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.rotation.rotation import describe as describe_rotation
 from quantize.rotation.stored import rotate_folder
@@ -159,7 +159,7 @@ def _from_file_to_file(
             rounded, more = model.batches(processor, rows, context.scratch)
             hidden_bytes += more
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
-        keys = ["weight_scale", "input_scale", "input_smooth"] + ["weight_zero_point"] * (not stage.symmetric)
+        keys = ["input_scale", "input_smooth", *GRID]
         tensors = [f"{path}.{key}" for path in chosen for key in keys]
         written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
         row_scales, noise = _write_around(model, written.weights, tables=stage.embeddings)
@@ -212,7 +212,7 @@ def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
     return Settings(
         scheme=stage.scheme,
         bits=stage.bits(context),
-        groups=Groups(stage.group_size, stage.symmetric, stage.range_by),
+        groups=stage.groups,
         rounding=stage.rounding,
         autoround=Options(stage.autoround.steps, stage.autoround.batch_size, context.seed),
         awq=stage.awq,
@@ -234,6 +234,8 @@ def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str
     if written.rounding:
         figures["rounding"] = {"method": settings.rounding, "layers": written.rounding}
         log(f"  {summarized(settings.rounding, written.rounding)}")
+    if written.int4_weights:
+        figures["bits_per_weight"] = written.bits / written.int4_weights
     return {**figures, "layers": written.layers}
 
 

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from foundation.models.architecture.axes import Axis
 from foundation.models.architecture.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
+from foundation.schemes.int4 import GRID
 from foundation.schemes.scales import Scales
 
 AnyScales = TypeVar("AnyScales", bound=Scales)
@@ -156,7 +157,9 @@ def cut_scales(scales: AnyScales, name: str, held: Mapping[Axis, Tensor]) -> Any
     entry = scales.entry()
     tensors = {}
     for key, tensor in scales.tensors().items():
-        if key in ("weight_scale", "weight_zero_point"):
+        if key in GRID[3:] and inputs is not None:
+            continue  # a rank need not have whole super-blocks
+        if key in GRID:
             tensor = tensor if outputs is None else tensor.index_select(0, outputs)
             if tensor.ndim > 1 and inputs is not None:
                 group = entry["group_size"]
@@ -164,4 +167,6 @@ def cut_scales(scales: AnyScales, name: str, held: Mapping[Axis, Tensor]) -> Any
         elif key == "input_smooth" and inputs is not None:
             tensor = tensor.index_select(0, inputs)
         tensors[f"{name}.{key}"] = tensor
+    if inputs is not None and entry.get("group_scales") == "two_level":
+        del entry["group_scales"]
     return type(scales).read(name, tensors, entry)

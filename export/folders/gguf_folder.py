@@ -1,6 +1,6 @@
 """A folder with one file of GGUF, which llama.cpp, Ollama and LM Studio load (`export.gguf`).
 
-    model-F16.gguf, model-Q8_0.gguf, model-Q4_0.gguf, model-Q4_1.gguf     weights, tokenizer and chat template; named by its format
+    model-F16.gguf, -Q8_0, -Q4_0, -Q4_1, -Q4_K     weights, tokenizer and chat template; named by its format
 
 The float part of a quantized model is F16. The card says which matrices hold the run's integers and which were rounded again.
 """

@@ -3,6 +3,7 @@
     weights int8      Constant(i8 [O, I]) -> Convert -> Multiply(scale [O, 1])
     weights int4      Constant(i4 [O, G, g]) -> Convert -> Multiply(scale [O, G, 1]) -> Reshape [O, I]
     with zero points  Constant(u4 [O, G, g]) -> Convert -> Subtract(Constant(u4 [O, G, 1]) -> Convert) -> Multiply -> Reshape
+    with offsets      Constant(u4 [O, G, g]) -> Convert -> Subtract(offset / scale, float32 [O, G, 1]) -> Multiply -> Reshape
     static w8a8       Multiply of the input by 1 / s -> Round -> FakeQuantize, 256 levels from -128 to 127, out from -128 s to 127 s
     smoothed inputs   Multiply of the input by 1 / v
     tables int8       Constant(i8 [V, D]) -> Convert -> Multiply(scale [V, 1]), read by the look-up of embeddings and by the head
@@ -170,7 +171,12 @@ def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> openvino.Node:
     width = math.gcd(scales.group_size, inputs)
     scale_OG1, zero_OI = scales.expanded(inputs)[:, ::width, None], scales.zero(inputs)
     codes_OGg = codes_OI.reshape(outputs, -1, width)
-    if isinstance(zero_OI, int):
+    offset_OI = scales.offset(inputs)
+    if offset_OI is not None:  # as real zero points, which its kernels take too
+        steps_OG1 = offset_OI[:, ::width, None] / scale_OG1
+        steps = ops.subtract(ops.convert(_packed(codes_OGg - LOW, openvino.Type.u4), np.float32), _constant(steps_OG1.numpy()))
+        grouped = ops.multiply(steps, _constant(scale_OG1.numpy()))
+    elif isinstance(zero_OI, int):
         grouped = _multiplied(_packed(codes_OGg, openvino.Type.i4), scale_OG1)
     else:  # as u4, whose zero points OpenVINO's kernels take
         zero_OG1 = zero_OI[:, ::width, None]

@@ -43,7 +43,7 @@ from export.generation.decoder_parts import Layer, Parts, parts_of
 from export.generation.on_grids import OnGrids
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
-from foundation.schemes.int4 import LOW, Int4Scales
+from foundation.schemes.int4 import LOW, Int4Scales, no_offsets
 from foundation.schemes.int8 import DynamicScales
 from foundation.schemes.scales import Scales
 from foundation.schemes.table import facts_of
@@ -71,12 +71,14 @@ def fused_graph(on_grids: OnGrids) -> onnx.ModelProto:
     """Returns the graph of a decoder, float or quantized.
 
     Raises:
-        InputError: Its layers are not built like Llama's, or are quantized in a scheme that MatMulNBits does not multiply.
+        InputError: Its layers are not built like Llama's, or are quantized in a scheme or with offsets that MatMulNBits does not multiply.
     """
     others = sorted({type(scales).SCHEME for scales in on_grids.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
     if others:
         allowed = "ONNX Runtime multiplies w4a16, w4a8-block and w8a8-dynamic in a decoder"
         raise InputError("quantize", f"{', '.join(others)} given", allowed)
+    if any(isinstance(scales, Int4Scales) and scales.weight_offset is not None for scales in on_grids.layers.values()):
+        raise no_offsets("MatMulNBits of ONNX Runtime")  # with real zero points it makes weights float in every call
     parts = parts_of(on_grids.model)
     writer = _Writer(parts, on_grids.layers, on_grids.tables)
     return writer.model()

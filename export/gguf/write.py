@@ -42,7 +42,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 NO_PACKAGE = "pip install 'compress-transformers[gguf]'"
-FILE_TYPES: Mapping[str, str] = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0", "Q4_1": "MOSTLY_Q4_1"}
+FILE_TYPES: Mapping[str, str] = {
+    "F32": "ALL_F32",
+    "F16": "MOSTLY_F16",
+    "Q8_0": "MOSTLY_Q8_0",
+    "Q4_0": "MOSTLY_Q4_0",
+    "Q4_1": "MOSTLY_Q4_1",
+    "Q4_K": "MOSTLY_Q4_K_S",
+}
 """`general.file_type`, by the format of most weights of the blocks."""
 
 
@@ -72,7 +79,7 @@ class GgufFile:
 
     file: Path
     kind: str
-    """Format of most weights: F32, F16, Q8_0, Q4_0 or Q4_1."""
+    """Format of most weights: F32, F16, Q8_0, Q4_0, Q4_1 or Q4_K."""
     tensors: tuple[StoredTensor, ...]
     notes: tuple[str, ...]
     """How llama.cpp reads texts otherwise."""
@@ -93,7 +100,8 @@ class GgufFile:
             kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in taken).items())
             yield f"{len(taken)} matrices hold exactly the integers of the run ({kinds})."
             most = max(one.largest_change for one in taken)
-            yield f"Scales are float16: {changed} of {scales} changed, none by more than {most:.2%}."
+            by = f", none by more than {most:.2%}" if changed else ""
+            yield f"Scales are float16: {changed} of {scales} changed{by}."
         for (kind, reason), count in Counter((one.kind, one.reason) for one in again).items():
             yield f"{count} quantized matrices were rounded again, to {kind}: {reason}."
         if any(one.kind.startswith("Q") for one in self.tensors):

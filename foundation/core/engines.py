@@ -43,6 +43,8 @@ class EngineFacts:
     """Whether its products of two int8 activations saturate at 16 bits on a processor without VNNI or AMX."""
     multiplies_blocks: bool = False
     """Whether its products of int4 weights and int8 activations in blocks (w4a8-block) are faster than those with floats (w4a16)."""
+    offsets: bool = False
+    """Whether int4 weights can have real offsets in place of integer zero points (`group_scales: k_quant`)."""
     generates: Literal["decoder", "encoder-decoder"] | None = None
     """Architecture with which it answers prompts, with a cache of keys and values; None if it does not. Such engines are for tasks whose
     answers are tokens."""
@@ -58,7 +60,7 @@ class EngineFacts:
 
 
 ENGINES: Mapping[str, EngineFacts] = {
-    "torch": EngineFacts(title="torch", where="CPU, CUDA; the baseline", library="torch", marker="circle"),
+    "torch": EngineFacts(title="torch", where="CPU, CUDA; the baseline", library="torch", marker="circle", offsets=True),
     "onnxruntime": EngineFacts(
         title="ONNX Runtime",
         where="CPU",
@@ -85,6 +87,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     ),
     "openvino_genai": EngineFacts(
         title="OpenVINO GenAI",
+        offsets=True,
         where="CPU; language models that answer",
         library="openvino-genai",
         marker="inverted",
@@ -109,6 +112,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     ),
     "openvino_seq2seq": EngineFacts(
         title="OpenVINO, encoder-decoder",
+        offsets=True,
         where="CPU; encoder-decoders that answer",
         library="openvino",
         marker="inverted",

@@ -397,7 +397,7 @@ def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) 
     whole.weight = torch.cat([cast(Tensor, part.weight) for part in parts])
     whole.weight_scale, whole.bias = scales.weight_scale, None if stored.bias is None else stored.bias.detach()
     if isinstance(scales, Int4Scales):
-        whole.weight_zero_point = scales.weight_zero_point
+        whole.weight_zero_point, whole.weight_offset = scales.weight_zero_point, scales.weight_offset
     whole.out_features = stored.out_features
     return whole
 

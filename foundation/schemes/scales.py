@@ -22,18 +22,30 @@ class Entry(TypedDict, total=False):
     group_size: int
     """Inputs that share a scale; absent where all do."""
     symmetric: bool
-    """False for weights with zero points, else absent."""
+    """False for weights with zero points or offsets, else absent."""
+    group_scales: str
+    """two_level or k_quant; absent for a float scale per group."""
     convolution: bool
     """True for a convolution, else absent."""
 
 
 class Grid(NamedTuple):
-    """The quantization grid of a weight: a code stands for (code - zero point) * scale."""
+    """The quantization grid of a weight: a code stands for (code - zero point) * scale, or for (code + 8) * scale - offset."""
 
     scale: Tensor
     """float32 [O], or [O, G] for groups."""
     zero_point: Tensor | None = None
     """int8 of the same shape; None where it is 0."""
+    offset: Tensor | None = None
+    """float32 of the same shape, at least 0; None for grids without, which have all others but those of K-quants."""
+    super_scale: Tensor | None = None
+    """float32 [O, S]: what the scales of a super-block are multiples of (`foundation.schemes.two_level`); None for float scales."""
+    super_offset: Tensor | None = None
+    """float32 [O, S]: what its offsets are multiples of; None where there are no offsets."""
+
+    def rows(self, start: int, stop: int) -> Grid:
+        """Returns the grid of the outputs start to stop."""
+        return Grid(*(None if tensor is None else tensor[start:stop] for tensor in self))  # type: ignore[arg-type]
 
 
 class Stored(NamedTuple):

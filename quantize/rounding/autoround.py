@@ -12,6 +12,9 @@ v lies within 1/2 of 0, alpha and beta within 1/2 of 1; a step is
 
     v <- v - r sign(dL / dv),   alpha and beta alike,    r from 1 / steps down to 0, linearly
 
+Two-level scales and offsets (`foundation.schemes.two_level`) stay multiples of the numbers that their super-blocks start with: s and the
+offset m = -l are rounded to them. With offsets z = n + m / s is real, and d = clamp(rint((w + m) / s + v), 0, p - n) - m / s.
+
 Rounding passes gradients on as if it were not there (straight-through), and clamping where it clamps nothing. With the gradient g of a
 weight, A = sum g (d - [inside] w / s) and C = sum of g over the clamped weights of a group:
 
@@ -42,8 +45,9 @@ from torch.nn import functional
 
 from foundation.measure.closeness import replaced
 from foundation.models.inputs.padding import real_rows
-from foundation.schemes.int4 import grouped
+from foundation.schemes.int4 import expand, grouped
 from foundation.schemes.scales import SMALLEST_SCALE, Grid
+from foundation.schemes.two_level import LARGEST, integers, of_groups
 
 LOOKS = 5
 """Iterates whose error over all rows is computed, evenly spaced, the last among them; besides the first."""
@@ -66,7 +70,7 @@ class Start:
     weight_OI: Tensor
     """float32, any smoothing put in."""
     grid: Grid
-    """Scales float32 [O, G], zero points int8 [O, G] or None."""
+    """Scales float32 [O, G], zero points int8 [O, G] or offsets float32 [O, G] or neither, numbers of super-blocks or none."""
     group_size: int
     """Inputs that share a scale; the last group may be shorter."""
     low: int
@@ -82,13 +86,16 @@ class Learned:
     """The rounding of a layer."""
 
     codes_OI: Tensor
-    """Codes less their zero points, int8."""
+    """Codes less their zero points, or with offsets less the smallest code, int8."""
     grid: Grid
 
     def weight(self, start: Start) -> Tensor:
         """Returns the weight that these codes stand for, float32 [O, I], with smoothing undone."""
-        scale_OI = self.grid.scale.repeat_interleave(start.group_size, dim=1)[:, : self.codes_OI.shape[1]]
+        inputs = self.codes_OI.shape[1]
+        scale_OI = expand(self.grid.scale, start.group_size, inputs)
         weight_OI = self.codes_OI.float() * scale_OI
+        if self.grid.offset is not None:
+            weight_OI = weight_OI - expand(self.grid.offset, start.group_size, inputs)
         return weight_OI if start.smooth_I is None else weight_OI / start.smooth_I
 
 
@@ -134,15 +141,20 @@ class Iterate:
         self._start, self._weight_OGg = start, grouped(start.weight_OI, start.group_size)
         self._offset_OGg = torch.zeros_like(self._weight_OGg)
         self._lower_OG, self._upper_OG = torch.ones_like(start.grid.scale), torch.ones_like(start.grid.scale)
+        self._zero = start.grid.zero_point if start.grid.offset is None else start.low + start.grid.offset / start.grid.scale
+        """What 0 is on the scale of the codes, a real number with offsets; None where it is 0."""
 
     def grid(self) -> Grid:
-        """Returns scales and zero points."""
-        start_OG, zero_OG = self._start.grid
-        if zero_OG is None:
-            return Grid((start_OG * self._lower_OG).clamp(min=SMALLEST_SCALE))
-        low_OG, high_OG = self._ends(zero_OG)
-        scale_OG = (start_OG * ((high_OG - low_OG) / (self._start.high - self._start.low))).clamp(min=SMALLEST_SCALE)
-        return Grid(scale_OG, (self._start.low - start_OG * low_OG / scale_OG).round().to(torch.int8))
+        """Returns scales, and zero points or offsets."""
+        start, low, high = self._start.grid, self._start.low, self._start.high
+        if self._zero is None:
+            return start._replace(scale=_multiple(start.scale * self._lower_OG, start.super_scale, smallest=1))
+        low_OG, high_OG = self._ends(self._zero)
+        scale_OG = _multiple(start.scale * ((high_OG - low_OG) / (high - low)), start.super_scale, smallest=1)
+        if start.offset is not None:
+            return start._replace(scale=scale_OG, offset=_multiple(-start.scale * low_OG, start.super_offset, smallest=0))
+        zero_OG = (low - start.scale * low_OG / scale_OG).round().clamp(low, high).to(torch.int8)
+        return start._replace(scale=scale_OG, zero_point=zero_OG)
 
     def learned(self) -> Learned:
         """Returns codes and grid."""
@@ -153,7 +165,8 @@ class Iterate:
     def weight(self) -> Tensor:
         """Returns the rounded weight, float32 [O, I], with smoothing still in."""
         grid = self.grid()
-        return self._cut(self._codes(grid)[0] * grid.scale[:, :, None])
+        weight_OGg = self._codes(grid)[0] * grid.scale[:, :, None]
+        return self._cut(weight_OGg if grid.offset is None else weight_OGg - grid.offset[:, :, None])
 
     def step(self, gradient_OI: Tensor, rate: float) -> None:
         """Moves offsets and ranges by a step against the gradient of the rounded weight, in place."""
@@ -161,11 +174,12 @@ class Iterate:
         code_OGg, inside_OGg = self._codes(grid)
         gradient_OGg = grouped(gradient_OI, start.group_size)
         within_OGg = gradient_OGg * inside_OGg
-        of_scale_OG = (gradient_OGg * code_OGg - within_OGg * self._weight_OGg / grid.scale[:, :, None]).sum(dim=2)
-        if start.grid.zero_point is None:
+        steps_OGg = code_OGg if grid.offset is None else code_OGg - (grid.offset / grid.scale)[:, :, None]
+        of_scale_OG = (gradient_OGg * steps_OGg - within_OGg * self._weight_OGg / grid.scale[:, :, None]).sum(dim=2)
+        if self._zero is None:
             self._lower_OG = _moved(self._lower_OG, of_scale_OG, rate, 1)
         else:
-            zero_OG = start.grid.zero_point
+            zero_OG = self._zero
             clamped_OG = (gradient_OGg - within_OGg).sum(dim=2)
             of_range_OG = of_scale_OG - clamped_OG * start.grid.scale * self._ends(zero_OG)[0] / grid.scale
             of_lower_OG = (start.low - zero_OG) * ((start.high - start.low) * clamped_OG - of_range_OG)
@@ -178,7 +192,11 @@ class Iterate:
         return self._lower_OG * (self._start.low - zero_OG), self._upper_OG * (self._start.high - zero_OG)
 
     def _codes(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Returns codes less zero points, float [O, G, g], and whether they are so without clamping."""
+        """Returns codes less zero points, or with offsets less the smallest code, float [O, G, g]; and whether nothing clamps them."""
+        if grid.offset is not None:
+            exact_OGg = ((self._weight_OGg + grid.offset[:, :, None]) / grid.scale[:, :, None] + self._offset_OGg).round()
+            code_OGg = exact_OGg.clamp(0, self._start.high - self._start.low)
+            return code_OGg, code_OGg == exact_OGg
         exact_OGg = (self._weight_OGg / grid.scale[:, :, None] + self._offset_OGg).round()
         zero_OG1 = 0 if grid.zero_point is None else grid.zero_point[:, :, None]
         code_OGg = exact_OGg.clamp(min=self._start.low - zero_OG1).clamp(max=self._start.high - zero_OG1)
@@ -186,6 +204,13 @@ class Iterate:
 
     def _cut(self, values_OGg: Tensor) -> Tensor:
         return values_OGg.flatten(1)[:, : self._start.weight_OI.shape[1]]
+
+
+def _multiple(value_OG: Tensor, shared_OS: Tensor | None, smallest: int) -> Tensor:
+    """Returns positive scales, or the multiples of the numbers of super-blocks next to scales or offsets."""
+    if shared_OS is None:
+        return value_OG.clamp(min=SMALLEST_SCALE)
+    return integers(value_OG, shared_OS).clamp(smallest, LARGEST) * of_groups(shared_OS, value_OG.shape[1])
 
 
 def autoround(

@@ -54,7 +54,7 @@ def start_of(weight_OI: Tensor, scales: IntegerScales) -> Start:
 def with_grid(scales: IntegerScales, grid: Grid) -> IntegerScales:
     """Returns scales with a learned grid, [O, G], of their weights."""
     if isinstance(scales, Int4Scales):
-        return dataclasses.replace(scales, weight_scale=grid.scale, weight_zero_point=grid.zero_point)
+        return type(scales).of_grid(grid, scales.group_size)
     return dataclasses.replace(scales, weight_scale=grid.scale[:, 0])
 
 

@@ -11,7 +11,8 @@ compensates their error too (Frantar et al. 2022, section 4). Within a block all
 are float everywhere. This is the same as layer by layer from file to file (`stored_layer`). Each block takes a pass over the calibration
 rows. The result is new float layers with weights on their grids; the float model does not change.
 
-Codes of weights with zero points are counted from there: (code - zero point) * scale is the weight.
+Codes of weights with zero points are counted from there: (code - zero point) * scale is the weight. With offsets, weight plus offset is
+what is rounded to multiples of the scale.
 
 Not supported: E4M3 (fp8), whose steps are not uniform.
 
@@ -21,7 +22,7 @@ Tensor names carry their shapes: I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -150,30 +151,56 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
     Returns:
         The weight on its grid, float32 [O, I], with smoothing undone; and the output errors.
     """
-    smooth_I, scale_OI, low, high = grid_of(weight_OI, scales)
-    smoothed_OI = weight_OI * smooth_I
-    nearest_OI = nearest(smoothed_OI, scale_OI, low, high)
+    grid = grid_of(weight_OI, scales)
+    target_OI, smoothed_OI, scale_OI = grid.target(weight_OI), weight_OI * grid.smooth_I, grid.scale_OI
+    nearest_OI = nearest(target_OI, scale_OI, grid.low, grid.high)
     match method:
         case "nearest":
             codes_OI = nearest_OI
         case "gptq":
-            codes_OI = gptq(smoothed_OI, hessian_II, scale_OI, low, high)
+            codes_OI = gptq(target_OI, hessian_II, scale_OI, grid.low, grid.high)
         case "adaround":
-            codes_OI = adaround(smoothed_OI, hessian_II, scale_OI, low, high)
-    codes_OI, before, after = better_rows(smoothed_OI, nearest_OI, codes_OI, scale_OI, hessian_II)
+            codes_OI = adaround(target_OI, hessian_II, scale_OI, grid.low, grid.high)
+    codes_OI, before, after = better_rows(target_OI, nearest_OI, codes_OI, scale_OI, hessian_II)
     power = float(output_errors(smoothed_OI, torch.zeros_like(smoothed_OI), hessian_II).sum())
     relative: OutputErrors = {"error_nearest": before / power if power else 0.0, "error": after / power if power else 0.0}
-    return codes_OI.float() * scale_OI / smooth_I, relative
+    return grid.weight(codes_OI), relative
 
 
-def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, Bound, Bound]:
-    """Returns the smoothing factors of the weights, the scale of every weight, the smallest and the largest code less the zero point."""
+class WeightGrid(NamedTuple):
+    """The grid of every weight of a layer: with q from `low` to `high`, (scale q - offset) / smooth.
+
+    Codes q minimize the error of `scale q` as an estimate of `target`: offsets and smoothing add no error of their own.
+    """
+
+    smooth_I: Tensor
+    """Smoothing factors; 1 without."""
+    scale_OI: Tensor
+    low: Bound
+    high: Bound
+    offset_OI: Tensor | None = None
+
+    def target(self, weight_OI: Tensor) -> Tensor:
+        """Returns what multiples of the scales estimate, float32 [O, I]."""
+        smoothed_OI = weight_OI * self.smooth_I
+        return smoothed_OI if self.offset_OI is None else smoothed_OI + self.offset_OI
+
+    def weight(self, codes_OI: Tensor) -> Tensor:
+        """Returns the weight that codes stand for, float32 [O, I]."""
+        target_OI = codes_OI.float() * self.scale_OI
+        return (target_OI if self.offset_OI is None else target_OI - self.offset_OI) / self.smooth_I
+
+
+def grid_of(weight_OI: Tensor, scales: IntegerScales) -> WeightGrid:
+    """Returns the grid of every weight of a layer."""
+    ones, inputs = torch.ones(()), weight_OI.shape[1]
     if isinstance(scales, Int4Scales):
-        return torch.ones(()), scales.expanded(weight_OI.shape[1]), *scales.bounds(weight_OI.shape[1])
+        return WeightGrid(ones, scales.expanded(inputs), *scales.bounds(inputs), scales.offset(inputs))
+    scale_OI = scales.weight_scale[:, None].expand(weight_OI.shape)
     if isinstance(scales, WeightScales):
-        return torch.ones(()), scales.weight_scale[:, None].expand(weight_OI.shape), -LARGEST, LARGEST
+        return WeightGrid(ones, scale_OI, -LARGEST, LARGEST)
     largest, smooth_I = levels(scales.weight_bits), scales.input_smooth
-    return torch.ones(()) if smooth_I is None else smooth_I, scales.weight_scale[:, None].expand(weight_OI.shape), -largest, largest
+    return WeightGrid(ones if smooth_I is None else smooth_I, scale_OI, -largest, largest)
 
 
 def better_rows(

@@ -121,6 +121,9 @@ class Written:
     smoothed: list[dict[str, object]] = field(default_factory=list)
     awq: list[dict[str, object]] = field(default_factory=list)
     rounding: list[RoundingFigures] = field(default_factory=list)
+    bits: int = 0
+    """Bits of the int4 weights with their scales, and below the number of these weights."""
+    int4_weights: int = 0
 
 
 def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
@@ -194,7 +197,7 @@ def quantize_layer(
         )
     elif layers:
         _write_learned(model, layers, scales, passing, vectors, observed, settings, written)
-    _write_scales(scales, written)
+    _write_scales(model, scales, written)
     _write_rest(model, index, layer, layers, written)
     passing.finish(layer)
 
@@ -240,7 +243,7 @@ def _awq(
     for module in layer.modules():
         if isinstance(module, StoredLinear):
             module.load()
-    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.groups.size, symmetric=settings.groups.symmetric)
+    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.groups)
     written.awq += figures
     return {name: scales[name].grid for name in layers}
 
@@ -283,8 +286,8 @@ def _grids_by_outputs(
 
 def _stacked(grids: Sequence[Grid]) -> Grid:
     """Returns the grid of a layer whose outputs were divided into parts."""
-    zeros = [grid.zero_point for grid in grids if grid.zero_point is not None]
-    return Grid(torch.cat([grid.scale for grid in grids]), torch.cat(zeros) if zeros else None)
+    parts = zip(*grids, strict=True)
+    return Grid(*(None if part[0] is None else torch.cat(part) for part in parts))  # type: ignore[arg-type]
 
 
 def _write_nearest(model: StreamedModel, name: str, scales: AnyScales, observed: Observed[Histogram] | None, written: Written) -> None:
@@ -371,11 +374,11 @@ def _codes(
         codes_OI = codes[name] = torch.empty(stored.weight.shape, dtype=torch.int8)
         for start, stop in stored.parts(GPTQ_BYTES):
             rows_OI, part = stored.rows(start, stop), _integer(rows_of(scales[name], start, stop))
-            smooth_I, scale_OI, low, high = grid_of(rows_OI, part)
+            grid = grid_of(rows_OI, part)
             if given is not None:
-                codes_OI[start:stop] = eliminate(rows_OI * smooth_I, given, scale_OI, low, high)
+                codes_OI[start:stop] = eliminate(grid.target(rows_OI), given, grid.scale_OI, grid.low, grid.high)
             else:
-                codes_OI[start:stop] = adaround(rows_OI * smooth_I, hessian_II, scale_OI, low, high)
+                codes_OI[start:stop] = adaround(grid.target(rows_OI), hessian_II, grid.scale_OI, grid.low, grid.high)
     return codes
 
 
@@ -400,13 +403,13 @@ def _write_better(
     before = after = outputs = 0.0
     for start, stop in stored.parts(ROUND_BYTES):
         rows_OI, part = stored.rows(start, stop), _integer(rows_of(scales, start, stop))
-        smooth_I, scale_OI, low, high = grid_of(rows_OI, part)
-        smoothed_OI = rows_OI * smooth_I
-        nearest_OI = nearest(smoothed_OI, scale_OI, low, high)
-        better_OI, error_nearest, error = better_rows(smoothed_OI, nearest_OI, codes_OI[start:stop], scale_OI, hessian_II)
+        grid = grid_of(rows_OI, part)
+        target_OI, smoothed_OI = grid.target(rows_OI), rows_OI * grid.smooth_I
+        nearest_OI = nearest(target_OI, grid.scale_OI, grid.low, grid.high)
+        better_OI, error_nearest, error = better_rows(target_OI, nearest_OI, codes_OI[start:stop], grid.scale_OI, hessian_II)
         before, after = before + error_nearest, after + error
         outputs += float(output_errors(smoothed_OI, torch.zeros_like(smoothed_OI), hessian_II).sum())
-        rounded_OI = better_OI.float() * scale_OI / smooth_I
+        rounded_OI = grid.weight(better_OI)
         grid_OI[start:stop] = rounded_OI
         squares = _added(squares, powers(rows_OI, rounded_OI, part))
     relative: OutputErrors = {"error_nearest": before / outputs if outputs else 0.0, "error": after / outputs if outputs else 0.0}
@@ -414,8 +417,13 @@ def _write_better(
     return grid_OI, *squares
 
 
-def _write_scales(scales: Mapping[str, AnyScales], written: Written) -> None:
+def _write_scales(model: StreamedModel, scales: Mapping[str, AnyScales], written: Written) -> None:
     for name, found in scales.items():
+        if isinstance(found, Int4Scales):
+            written.bits, written.int4_weights = (
+                written.bits + found.stored_bits(),
+                written.int4_weights + _stored(model, name).weight.numel(),
+            )
         written.entries[name] = found.entry()
         for key, tensor in found.tensors().items():
             if tensor.dtype == torch.int8:

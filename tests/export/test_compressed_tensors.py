@@ -27,6 +27,7 @@ from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import Sites, save_sites
 from foundation.schemes.table import SCHEMES
+from quantize.group_scales import Groups
 
 SCRATCH = TemporaryDirectory(prefix="compressed-tensors-")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -207,6 +208,9 @@ def test_what_the_format_has_no_word_for_is_told(tmp_path: Path) -> None:
     assert "48 inputs, no multiple of group_size 32" in str(
         compressed_tensors.obstacle(Checkpoint(edited("w4a16", tmp_path / "uneven", uneven)))
     )
+    offsets = Int4Scales.of_grid(Groups(16, symmetric=False, scales="k_quant").grid(torch.randn(32, 48)), 16)
+    reason = compressed_tensors.obstacle(Checkpoint(edited("w4a16", tmp_path / "offsets", offsets)))
+    assert "model.layers.1.mlp.down_proj has real offsets" in str(reason)
     other = edited("w8a8", tmp_path / "sites", scales_of("w8a8", torch.ones(32, 48), 1.0))
     one = torch.tensor(1.0)
     save_sites(other, Sites({"model.layers.0.self_attn/qk": ProductScales(one, one)}))

@@ -17,7 +17,7 @@ from foundation.schemes.scales import Grid
 from quantize.awq import ALPHAS, activation_factor, awq, choose, describe
 from quantize.calibration import Observed
 from quantize.folding import find_folds, groups
-from quantize.group_scales import clipped_grid, full_grid
+from quantize.group_scales import Groups, clipped_grid, full_grid
 from quantize.moments import Moments, output_errors
 
 
@@ -55,7 +55,7 @@ def naive_alpha(x: Tensor, weights: list[Tensor], group_size: int, symmetric: bo
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_the_exponent_is_that_of_the_loop(seed: int, symmetric: bool) -> None:
     x, weights = rows_of(seed, 200, 24), [torch.randn(n, 24, generator=torch.Generator().manual_seed(n)) for n in (6, 10)]
-    alpha, factor, grids, errors = choose(weights, moments_of(x), 8, symmetric=symmetric)
+    alpha, factor, grids, errors = choose(weights, moments_of(x), Groups(8, symmetric, "outputs"))
     assert alpha == naive_alpha(x, weights, 8, symmetric) > 0
     torch.testing.assert_close(factor, activation_factor(x.abs().mean(0), alpha), rtol=1e-4, atol=0)
     assert errors["error"] < 0.9 * errors["error_before"]
@@ -71,7 +71,7 @@ def test_the_error_is_never_above_that_of_the_nearest(
 ) -> None:
     x, weight = rows_of(seed, rows, inputs), torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed + 1))
     hessian = moments_of(x).hessian_II
-    _, factor, [grid], errors = choose([weight], moments_of(x), group_size, symmetric=symmetric)
+    _, factor, [grid], errors = choose([weight], moments_of(x), Groups(group_size, symmetric, "outputs"))
     rounded = on_grid(grid, group_size, weight * factor) / factor
     nearest = on_grid(clipped_grid(weight, group_size, symmetric=symmetric), group_size, weight)
     found, before, power = (float(output_errors(weight, other, hessian).sum()) for other in (rounded, nearest, torch.zeros_like(weight)))
@@ -116,7 +116,7 @@ def test_a_llama_computes_the_same_and_its_layers_err_less(symmetric: bool) -> N
     assert "model.layers.0.self_attn.v_proj" in {fold.producer for fold in folds if fold.blocked is None}
     units = groups(layers, folds, seen_by(layers, model))
     before, original = send(model, next(batches())), copy.deepcopy(model)
-    scales, figures = awq(model, layers, units, batches, send, 16, symmetric=symmetric)
+    scales, figures = awq(model, layers, units, batches, send, Groups(16, symmetric, "outputs"))
     after = send(model, next(batches()))
     assert torch.allclose(after, before, atol=1e-4 * float(before.detach().abs().max()))
     assert scales.keys() == layers.keys()

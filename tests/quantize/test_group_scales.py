@@ -11,7 +11,7 @@ from torch import Tensor
 from foundation.schemes.int4 import Int4Scales, group_scale, num_groups
 from foundation.schemes.scales import Grid
 from quantize.choices import GroupRange
-from quantize.group_scales import CLIPS, GroupMoments, Groups, best_grid, clipped_grid, diagonal_blocks, full_grid
+from quantize.group_scales import CLIPS, GroupMoments, Groups, clipped_grid, diagonal_blocks, full_grid
 from quantize.moments import Moments, output_errors
 
 
@@ -102,7 +102,7 @@ def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inpu
     errors = [
         output_errors(weight, scales_of(grid, group_size).on_grid(weight), hessian)
         for grid in (
-            best_grid(weight, group_size, hessian, symmetric=symmetric),
+            Groups(group_size, symmetric).best(weight, hessian),
             clipped_grid(weight, group_size, hessian, symmetric=symmetric),
             clipped_grid(weight, group_size, symmetric=symmetric),
         )

@@ -81,6 +81,8 @@ NEAREST = [
     {"scheme": "w4a16", "group_size": 16, "group_range": "weights"},
     {"scheme": "w4a16", "group_size": 16, "symmetric": False, "group_range": "weights"},
     {"scheme": "fp8"},
+    {"scheme": "w4a16", "group_size": 16, "group_scales": "two_level", "symmetric": False},
+    {"scheme": "w4a8-block", "group_size": 16, "group_scales": "k_quant", "symmetric": False},
 ]
 ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
 
@@ -89,7 +91,7 @@ ID = [" ".join(str(value) for value in settings.values()) for settings in NEARES
     ("kind", "dtype", "settings"),
     [
         pytest.param(kind, dtype, settings, id=f"{kind} {name}", marks=[pytest.mark.slow] * (at not in quick))
-        for kind, dtype, quick in (("llama", torch.float32, (0, 1, 2, 4, 6)), ("gpt2", torch.bfloat16, (1, 5)))  # all but w8a16
+        for kind, dtype, quick in (("llama", torch.float32, (0, 1, 2, 4, 6, 7)), ("gpt2", torch.bfloat16, (1, 5, 8)))  # all but w8a16
         for at, (name, settings) in enumerate(zip(ID, NEAREST, strict=True))
     ],
 )
@@ -134,6 +136,14 @@ def test_to_the_nearest_everything_is_equal(
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}, "exclude": ("*.0.*v_proj", "*.1.*o_proj")}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True, "symmetric": False}),
+        *(
+            (
+                "llama",
+                {"num_key_value_heads": 4},
+                {"scheme": "w4a16", "group_size": 16, "awq": True, "symmetric": False, "group_scales": kind},
+            )
+            for kind in ("two_level", "k_quant")
+        ),
     ],
 )
 def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
@@ -162,6 +172,7 @@ LEARNED = [
     ("llama", torch.float32, {"scheme": "w4a16", "rounding": "gptq"}),
     ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "adaround"}),
     ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "gptq", "symmetric": False}),
+    ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "gptq", "symmetric": False, "group_scales": "k_quant"}),
     ("llama", torch.float32, {"scheme": "w4a16", "rounding": "adaround", "symmetric": False}),
     ("gpt2", torch.float32, {"scheme": "w8a8", "rounding": "gptq", "smoothquant": False}),
     ("gpt2", torch.float32, {"scheme": "w8a8-dynamic", "rounding": "gptq", "smoothquant": False}),
@@ -232,6 +243,7 @@ def test_ranges_are_those_of_memory(settings: dict[str, Any], tmp_path: Path, bl
     ("kind", "dtype", "settings"),
     [
         ("llama", torch.bfloat16, {"scheme": "w4a16", "symmetric": False}),
+        ("llama", torch.float32, {"scheme": "w4a16", "symmetric": False, "group_scales": "k_quant"}),
         ("llama", torch.float32, {"scheme": "w4a8-block", "awq": True}),
         ("gpt2", torch.float32, {"scheme": "w8a8"}),
     ],
@@ -302,12 +314,12 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
     assert (found[..., 1] == whole[..., 1]).all()
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"symmetric": False}, {"symmetric": False, "group_scales": "k_quant"}], ids=str)
 def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
-    symmetric: bool, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tmp_path, "llama", torch.bfloat16)
-    out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
+    out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, **settings)
     monkeypatch.setattr("foundation.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     found = streaming.StreamedModel(out).forward({"input_ids": IDS})
     torch.testing.assert_close(found, logits(out), rtol=1e-5, atol=1e-5)

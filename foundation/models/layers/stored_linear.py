@@ -158,10 +158,9 @@ class StoredEmbedding(nn.Embedding):
 
 def rows_of(scales: S, start: int, stop: int) -> S:
     """Returns the scales of the outputs start to stop of a layer."""
-    part = dataclasses.replace(scales, weight_scale=scales.weight_scale[start:stop])
-    if isinstance(part, Int4Scales) and part.weight_zero_point is not None:
-        part = dataclasses.replace(part, weight_zero_point=part.weight_zero_point[start:stop])
-    return part
+    if isinstance(scales, Int4Scales):
+        return type(scales).of_grid(scales.grid.rows(start, stop), scales.group_size)
+    return dataclasses.replace(scales, weight_scale=scales.weight_scale[start:stop])
 
 
 @dataclass(frozen=True)

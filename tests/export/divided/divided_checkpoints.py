@@ -30,6 +30,7 @@ from foundation.schemes.int8 import DynamicScales, LayerScales, levels, weight_b
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import Sites, save_sites
+from quantize.group_scales import Groups
 
 GROUP = 8
 BITS = weight_bits("cpu")
@@ -94,6 +95,8 @@ def scales_of(scheme: str, weight: Tensor, largest: float, smooth: Tensor | None
         "w8a16": lambda: WeightScales(weight_scale(weight, 127)),
         "w4a16": lambda: Int4Scales(group_scale(weight, group), group),
         "w4a16, zero points": lambda: Int4Scales(group_range(weight, group).scale, group, group_range(weight, group).zero_point),
+        "w4a16, two_level": lambda: Int4Scales.of_grid(Groups(group, symmetric=False, scales="two_level").grid(weight), group),
+        "w4a16, k_quant": lambda: Int4Scales.of_grid(Groups(group, symmetric=False, scales="k_quant").grid(weight), group),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), torch.tensor(largest / 448)),
     }
     return made[scheme]()

@@ -17,7 +17,7 @@ from foundation.schemes.int4 import Int4Linear, Int4Scales, expand
 from tests.export.divided.divided_checkpoints import FAMILIES, GROUP, scales_of
 from tests.seldom import seldom
 
-SCHEMES = ("w8a8", "w8a8, smooth", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "fp8")
+SCHEMES = ("w8a8", "w8a8, smooth", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "w4a16, two_level", "w4a16, k_quant", "fp8")
 INTEGERS = SCHEMES[:3]
 KEY = "export.tensor_parallel"
 

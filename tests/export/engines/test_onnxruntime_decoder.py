@@ -36,7 +36,7 @@ from foundation.standalone import onnx_decoder
 from foundation.standalone.onnx_decoder import PART, Texts, together
 from tests.export.engines.test_openvino_genai import PENALTY, TOKENS, in_transformers
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
-from tests.export.generation.test_codes import ZERO_POINTS
+from tests.export.generation.test_codes import OFFSETS, ZERO_POINTS
 from tests.export.generation.tiny_decoders import CONFIGS, GROUPED, VOCABULARY, decoder
 from tests.seldom import seldom
 
@@ -312,6 +312,8 @@ def test_static_int8_int8_weights_and_fp8_are_refused() -> None:
     assert "FP8" in str(refusal("fp8", Path()))
     with pytest.raises(InputError, match="w8a8 given"):
         fused_graph(on_grids(Checkpoint(checkpoint("llama", "w8a8"))))
+    with pytest.raises(InputError, match="real offsets"):
+        fused_graph(on_grids(Checkpoint(checkpoint("llama", OFFSETS))))
 
 
 def test_where_it_runs() -> None:

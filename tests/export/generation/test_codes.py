@@ -23,6 +23,7 @@ from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
+from quantize.group_scales import Groups
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
 pytestmark = pytest.mark.whole
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.whole
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
 BLOCKS = "w4a8-block"
-SCHEMES = ("w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS)
+OFFSETS = "w4a16, offsets"
+SCHEMES = ("w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS, OFFSETS)
 UNEVEN = float(np.float32(0.01012))
 """A scale s for which 128 s * (255 / (127 s + 128 s)) is not 128 in float32."""
 QUICK = {*(("llama", scheme) for scheme in SCHEMES), ("gpt2", ZERO_POINTS), *((kind, "w8a8") for kind in ("gpt2", "bloom", "phi3"))}
@@ -61,6 +63,8 @@ def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
     outputs, inputs = weight_OI.shape
     if scheme.startswith(("w4a16", BLOCKS)):
         scale_OG = 0.01 + 0.05 * torch.rand(outputs, -(-inputs // group))
+        if scheme == OFFSETS:
+            return Int4Scales.of_grid(Groups(group, symmetric=False, scales="k_quant").grid(weight_OI), group)
         zero_OG = torch.randint(-8, 8, scale_OG.shape, dtype=torch.int8) if scheme == ZERO_POINTS else None
         return (BlockScales if scheme == BLOCKS else Int4Scales)(scale_OG, group, zero_OG)
     if scheme == "w8a16":
@@ -109,7 +113,7 @@ def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
     products = [node for node in compiled.get_ops() if str(node.get_rt_info()["layerType"].value) == "FullyConnected"]
     types = [tuple(value.get_element_type().get_type_name() for value in node.input_values()[:2]) for node in products]
     weights = dict.fromkeys(("w8a8-dynamic", "w8a16"), ("f32", "i8"))
-    expected = {"w8a8": ("i8", "i8"), **weights, "w4a16": ("f32", "i4"), ZERO_POINTS: ("f32", "u4")}[scheme]
+    expected = {"w8a8": ("i8", "i8"), **weights, "w4a16": ("f32", "i4"), **dict.fromkeys((ZERO_POINTS, OFFSETS), ("f32", "u4"))}[scheme]
     assert types.count(expected) == len(layers), types
     assert types.count(("f32", "f32")) == 1  # the head
 
@@ -164,7 +168,13 @@ def test_inputs_on_a_boundary_go_to_the_even_code() -> None:
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.integers(1, 7), st.integers(1, 50), st.sampled_from([3, 16, 32]), st.integers(0, 2**31), st.sampled_from(["w4a16", ZERO_POINTS]))
+@given(
+    st.integers(1, 7),
+    st.integers(1, 50),
+    st.sampled_from([3, 16, 32]),
+    st.integers(0, 2**31),
+    st.sampled_from(["w4a16", ZERO_POINTS, OFFSETS]),
+)
 def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs: int, group: int, seed: int, scheme: str) -> None:
     torch.manual_seed(seed)
     weight_OI = torch.randn(outputs, inputs)
@@ -175,8 +185,10 @@ def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs
     model = openvino.Model([ops.matmul(given_x, int4_weight(codes_OI, scales), False, True)], [given_x])
     found = openvino.Core().compile_model(model, "CPU", FLOAT)(np.eye(inputs, dtype=np.float32))[0]
     zero_OG = torch.zeros_like(scales.weight_scale) if scales.weight_zero_point is None else scales.weight_zero_point
+    if scales.weight_offset is not None:
+        zero_OG = scales.weight_offset / scales.weight_scale - 8
     expected = torch.stack([(codes_OI[:, i].float() - zero_OG[:, i // group]) * scales.weight_scale[:, i // group] for i in range(inputs)])
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_weights_off_the_grid_are_refused() -> None:

@@ -23,8 +23,11 @@ from tests.export.gguf.test_blocks import grid
 SCRATCH = TemporaryDirectory(prefix="gguf-")
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 16}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Sizes of which every row has whole blocks of 256."""
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(vocab_size=300, **GROUPED),
+    "wide llama": lambda: transformers.LlamaConfig(vocab_size=300, **{**GROUPED, **WIDE}),
     "llama3": lambda: transformers.LlamaConfig(
         vocab_size=300,
         tie_word_embeddings=True,

@@ -18,6 +18,7 @@ from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Scales
 from foundation.schemes.tables import on_table_grid, row_scale
+from quantize.group_scales import Groups
 
 WEIGHT = torch.randn(6, 128, generator=torch.Generator().manual_seed(0)) * 0.05
 
@@ -29,6 +30,9 @@ def grid(scheme: str, weight: Tensor, group: int = 64) -> Scales:
         "w8a16": lambda: WeightScales(0.9 * weight_scale(weight, 127)),
         "w4a16": lambda: Int4Scales(0.9 * group_scale(weight, group), group),
         "zero points": lambda: Int4Scales(0.9 * group_range(weight, group).scale, group, group_range(weight, group).zero_point),
+        "two_level": lambda: Int4Scales.of_grid(Groups(group, scales="two_level").grid(weight), group),
+        "two_level, zero points": lambda: Int4Scales.of_grid(Groups(group, False, scales="two_level").grid(weight), group),
+        "k_quant": lambda: Int4Scales.of_grid(Groups(group, False, scales="k_quant").grid(weight), group),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), torch.tensor(0.1)),
     }[scheme]()
 
@@ -79,6 +83,65 @@ def test_every_weight_has_its_integer_and_the_half_of_its_scale(scheme: str, kin
                 assert read[o, i] == np.float32(scale) * np.float32(code) + np.float32(minimum)
             else:
                 assert read[o, i] == np.float32(scale) * np.float32(code - zero)
+
+
+def by_hand(data: np.ndarray, inputs: int) -> np.ndarray:
+    """Reads rows of Q4_K weight by weight, from bytes: as `get_scale_min_k4` of llama.cpp says."""
+    rows = np.zeros((len(data), inputs), np.float32)
+    for o, row in enumerate(data):
+        for k in range(inputs // 256):
+            block = bytes(row[144 * k : 144 * (k + 1)])
+            d, e = struct.unpack("<ee", block[:4])
+            packed, codes = block[4:16], block[16:]
+            for i in range(256):
+                j = i // 32
+                if j < 4:
+                    a, b = packed[j] & 63, packed[j + 4] & 63
+                else:
+                    a = (packed[j + 4] & 15) | ((packed[j - 4] >> 6) << 4)
+                    b = (packed[j + 4] >> 4) | ((packed[j] >> 6) << 4)
+                byte = codes[32 * (i // 64) + i % 32]
+                code = byte & 15 if i % 64 < 32 else byte >> 4
+                rows[o, 256 * k + i] = np.float32(d) * np.float32(a) * np.float32(code) - np.float32(e) * np.float32(b)
+    return rows
+
+
+@pytest.mark.parametrize("group", [32, 64, 256])
+@pytest.mark.parametrize("inputs", [256, 768, 1024])
+def test_k_quants_are_blocks_of_q4_k_to_the_bit(group: int, inputs: int) -> None:
+    weight = torch.randn(5, inputs, generator=torch.Generator().manual_seed(inputs)) * torch.linspace(0.01, 0.3, inputs) + 0.02
+    weight[1] = 0
+    weight[2, 7] = 50.0
+    scales = grid("k_quant", weight, group)
+    stored = scales.on_grid(weight)
+    encoded = encode(stored, scales, "F16")
+    assert (encoded.kind, encoded.origin, encoded.changed_scales) == ("Q4_K", "codes", 0)
+    assert encoded.data.shape == (5, inputs // 256 * 144)  # 4.5 bits a weight
+    assert np.array_equal(dequantize(encoded.data, GGMLQuantizationType.Q4_K), stored.numpy())
+    assert np.array_equal(by_hand(encoded.data, inputs), stored.numpy())
+    order = torch.tensor([3, 1, 0, 4, 2])
+    turned = encode(stored, scales, "F16", order)
+    assert np.array_equal(dequantize(turned.data, GGMLQuantizationType.Q4_K), stored[order].numpy())
+
+
+@pytest.mark.parametrize(("scheme", "kind"), [("k_quant", "Q4_1"), ("two_level", "Q4_0")])
+@pytest.mark.parametrize(("inputs", "group"), [(64, 32), (288, 32), (576, 64)])
+def test_two_level_numbers_in_other_blocks_are_those_of_the_run_to_the_bit(scheme: str, kind: str, inputs: int, group: int) -> None:
+    weight = torch.randn(5, inputs, generator=torch.Generator().manual_seed(inputs)) * torch.linspace(0.001, 0.3, inputs)
+    scales = grid(scheme, weight, group)
+    stored = scales.on_grid(weight)
+    encoded = encode(stored, scales, "F16")
+    assert (encoded.kind, encoded.origin, encoded.changed_scales) == (kind, "codes", 0)
+    assert np.array_equal(dequantize(encoded.data, GGMLQuantizationType[kind]), stored.numpy())
+
+
+def test_two_level_scales_stay_with_zero_points_too() -> None:
+    scales = grid("two_level, zero points", WEIGHT, 32)
+    encoded = encode(scales.on_grid(WEIGHT), scales, "F16")
+    assert (encoded.kind, encoded.origin, encoded.changed_scales) == ("Q4_1", "codes", 0)
+    read = dequantize(encoded.data, GGMLQuantizationType.Q4_1)
+    assert isinstance(scales, Int4Scales)
+    assert (np.abs(read - scales.on_grid(WEIGHT).numpy()) <= 0.004 * scales.expanded(128).numpy()).all()
 
 
 def test_changed_scales_are_counted_and_exact_ones_are_not() -> None:

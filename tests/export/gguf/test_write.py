@@ -127,6 +127,21 @@ def test_a_quantized_decoder_holds_the_integers_of_the_run(scheme: str, kind: st
     assert f"{taken} matrices" in made.remarks[0]
 
 
+@pytest.mark.parametrize(("kind", "expected", "number"), [("llama", "Q4_1", 3), ("wide llama", "Q4_K", 14)])
+def test_the_numbers_of_k_quants_are_those_of_the_checkpoint(kind: str, expected: str, number: int, tmp_path: Path) -> None:
+    folder = given.decoder(kind, "k_quant")
+    made, reader = written(folder, tmp_path)
+    assert made.kind == expected
+    assert values(reader)["general.file_type"] == number
+    assert len(made.of("codes")) == 14
+    found, stored = tensors(reader), load_file(folder / "model.safetensors")
+    for one in made.of("codes"):
+        weight = stored[one.source].numpy()
+        heads = 4 if "q_proj" in one.source else 2 if "k_proj" in one.source else 0
+        assert np.array_equal(found[one.name], turned(weight, heads) if heads else weight)
+    assert "0 of" in made.remarks[1]
+
+
 def test_groups_of_sixteen_are_rounded_again_and_reported(tmp_path: Path) -> None:
     made, _ = written(given.decoder("llama", "w4a16", group=16), tmp_path)
     assert made.kind == "Q8_0"

@@ -51,7 +51,7 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 
 
 def with_zero_points(weight: torch.Tensor, group_size: int) -> Int4Scales:
-    scale, zero_point = group_range(weight, group_size)
+    scale, zero_point = group_range(weight, group_size)[:2]
     return Int4Scales(scale, group_size, zero_point)
 
 

@@ -65,7 +65,7 @@ def test_codes_are_those_of_the_written_out_objective(grouped: bool) -> None:
 def test_codes_with_zero_points_are_those_of_the_written_out_objective() -> None:
     weight_OI, hessian_II = (tensor.double() for tensor in problem(0, 4, 10, 60))
     weight_OI += torch.linspace(-2, 2, 4)[:, None]
-    scale_OG, zero_OG = group_range(weight_OI, 4)
+    scale_OG, zero_OG = group_range(weight_OI, 4)[:2]
     scales = Int4Scales(0.8 * scale_OG, 4, zero_OG)
     scale_OI, (low, high) = scales.expanded(10), scales.bounds(10)
     found = adaround(weight_OI, hessian_II, scale_OI, low, high, steps=300)

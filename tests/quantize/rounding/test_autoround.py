@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foundation.schemes.int4 import HIGH, LOW, Int4Scales, expand, group_range, group_scale
 from foundation.schemes.int8 import LayerScales, weight_scale
 from foundation.schemes.int8_weights import WeightScales
+from quantize.group_scales import Groups
 from quantize.rounding.autoround import LOOKS, GivenLinear, Iterate, Learned, Options, Sample, Start, autoround, draw
 from quantize.rounding.blockwise import start_of, with_grid
 from quantize.rounding.rounding import IntegerScales
@@ -56,8 +57,10 @@ def scales_of(scheme: str, weight_OI: Tensor, name: str = "up") -> IntegerScales
         case "w8a16":
             return WeightScales(30 * weight_scale(weight_OI, 127))
         case "zero points":
-            scale_OG, zero_OG = group_range(weight_OI, GROUP)
+            scale_OG, zero_OG = group_range(weight_OI, GROUP)[:2]
             return Int4Scales(1.5 * scale_OG, GROUP, zero_OG)
+        case "two_level" | "k_quant":
+            return Int4Scales.of_grid(Groups(GROUP, False, "minmax", scheme).grid(weight_OI), GROUP)
     return Int4Scales(0.8 * group_scale(weight_OI, GROUP), GROUP)  # the largest are clipped
 
 
@@ -84,6 +87,14 @@ def through(values: Tensor) -> Tensor:
     return values + (values.round() - values).detach()
 
 
+def multiple(value_OG: Tensor, shared_OS: Tensor | None, smallest: int) -> Tensor:
+    """Rounds to multiples of the numbers of super-blocks, with the gradient of the identity."""
+    if shared_OS is None:
+        return value_OG
+    shared_OG = shared_OS.repeat_interleave(8, dim=1)[:, : value_OG.shape[1]]
+    return value_OG + ((value_OG / shared_OG).round().clamp(smallest, 63) * shared_OG - value_OG).detach()
+
+
 def of_group(values_OG: Tensor, start: Start) -> Tensor:
     return values_OG.repeat_interleave(start.group_size, dim=1)[:, : start.weight_OI.shape[1]]
 
@@ -96,12 +107,18 @@ def naive(net: Net, starts: Mapping[str, Start], given: Sequence[Tensor], option
     def rounded(name: str) -> Tensor:
         start = starts[name]
         n, p, s0, w = start.low, start.high, start.grid.scale, start.weight_OI
+        if start.grid.offset is not None:
+            low, high = -alpha[name] * start.grid.offset, beta[name] * (p - n) * s0 - beta[name] * start.grid.offset
+            s, m = multiple((high - low) / (p - n), start.grid.super_scale, 1), multiple(-low, start.grid.super_offset, 0)
+            s, m = of_group(s, start), of_group(m, start)
+            return s * through((w + m) / s + v[name]).clamp(0, p - n) - m
         if start.grid.zero_point is None:
             s, z = s0 * alpha[name], torch.zeros_like(s0)
         else:
             low, high = alpha[name] * s0 * (n - start.grid.zero_point), beta[name] * s0 * (p - start.grid.zero_point)
-            s = (high - low) / (p - n)
-            z = through(n - low / s)
+            s = multiple((high - low) / (p - n), start.grid.super_scale, 1)
+            z = n - low / s
+            z = z + (z.round().clamp(n, p) - z).detach()
         s, z = of_group(s, start), of_group(z, start)
         q = (through(w / s + v[name]) + z).clamp(n, p)
         found = s * (q - z)
@@ -131,7 +148,7 @@ def naive(net: Net, starts: Mapping[str, Start], given: Sequence[Tensor], option
     return best, errors
 
 
-@pytest.mark.parametrize("scheme", ["w4a16", "zero points", "w8a8", "w8a16"])
+@pytest.mark.parametrize("scheme", ["w4a16", "zero points", "two_level", "k_quant", "w8a8", "w8a16"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_are_those_of_the_written_out_objective(scheme: str, seed: int) -> None:
     net, given, options = Net(seed), batches(seed), Options(20, 4, 3)
@@ -146,7 +163,7 @@ def test_weights_are_those_of_the_written_out_objective(scheme: str, seed: int) 
     assert error < nearest
 
 
-@pytest.mark.parametrize("scheme", ["w4a16", "zero points", "w8a16"])
+@pytest.mark.parametrize("scheme", ["w4a16", "zero points", "two_level", "k_quant", "w8a16"])
 def test_the_result_is_what_the_checkpoint_stores(scheme: str) -> None:
     """Codes come back from the weight and the learned scales, which are those of the scheme."""
     net = Net(2).float()
@@ -185,7 +202,11 @@ KINDS = ["normal", "a group of zeros", "a constant group", "one sign", "half zer
 
 
 @given(
-    st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 10), st.sampled_from(KINDS), st.sampled_from(["w4a16", "zero points", "w8a16"])
+    st.integers(0, 2**31),
+    st.integers(1, 4),
+    st.integers(1, 10),
+    st.sampled_from(KINDS),
+    st.sampled_from(["w4a16", "zero points", "two_level", "k_quant", "w8a16"]),
 )
 @settings(max_examples=40, deadline=None)
 def test_no_block_ends_up_worse_and_all_codes_are_in_range(seed: int, outputs: int, inputs: int, kind: str, scheme: str) -> None:
@@ -197,12 +218,14 @@ def test_no_block_ends_up_worse_and_all_codes_are_in_range(seed: int, outputs: i
     found, nearest, error = autoround(net, {"up": layer}, {"up": start}, samples, Options(12, 4, seed))
     assert net["up"] is layer
     grid, code_OI = found["up"].grid, found["up"].codes_OI.int()
+    if grid.offset is not None:
+        code_OI = code_OI + LOW
     zero_OI = 0 if grid.zero_point is None else expand(grid.zero_point, GROUP, inputs).int()
     assert (code_OI + zero_OI >= start.low).all()
     assert (code_OI + zero_OI <= start.high).all()
     assert grid.zero_point is None or ((grid.zero_point >= LOW) & (grid.zero_point <= HIGH)).all()
     assert (grid.scale > 0).all()
-    assert (code_OI[layer.weight == 0] == 0).all()
+    assert grid.offset is not None or (code_OI[layer.weight == 0] == 0).all()
     learned = with_grid(scales["up"], grid)
 
     def error_of(weight_OI: Tensor) -> float:

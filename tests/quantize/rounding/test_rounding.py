@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from foundation.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
+from foundation.schemes.int4 import HIGH, LOW, GroupScales, Int4Scales, group_range, group_scale
 from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from foundation.schemes.int8_weights import WeightScales
 from quantize.choices import Rounding
+from quantize.group_scales import Groups
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
 from quantize.rounding.rounding import IntegerScales, blocks, round_layers, round_weight, with_weight
@@ -64,8 +65,11 @@ def scales_of(scheme: str, weight: Tensor, smooth: Tensor | None = None) -> Inte
         case "w8a16":
             return WeightScales(weight_scale(weight, 127))
         case "w4a16, zero points":
-            scale, zero_point = group_range(weight, 8)
+            scale, zero_point = group_range(weight, 8)[:2]
             return Int4Scales(scale, 8, zero_point)
+        case "w4a16, two_level" | "w4a16, k_quant":
+            kind: GroupScales = "two_level" if scheme.endswith("two_level") else "k_quant"
+            return Int4Scales.of_grid(Groups(8, symmetric=False, scales=kind).grid(weight), 8)
     return Int4Scales(group_scale(weight, 8), 8)
 
 
@@ -88,7 +92,7 @@ def error(net: Net, layer: nn.Linear, name: str, before: Mapping[str, nn.Linear]
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "adaround"])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "w4a16, two_level", "w4a16, k_quant"])
 def test_outputs_err_less_than_by_rounding_to_nearest(scheme: str, method: str, smooth: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantize.rounding.rounding.adaround", partial(adaround, steps=300))  # of 1000
     if "a16" in scheme and smooth:
@@ -184,12 +188,29 @@ def test_the_float_model_stays_and_biases_are_shared() -> None:
         assert found[name].bias is layer.bias
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a16", "w4a16, zero points"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a16", "w4a16, zero points", "w4a16, k_quant"])
 def test_nearest_is_what_the_scales_do(scheme: str) -> None:
     weight, scales = Net().a.weight.detach(), scales_of(scheme, Net().a.weight.detach())
     found, errors = round_weight(weight, scales, torch.eye(20), "nearest")
     assert torch.equal(found, scales.on_grid(weight))
     assert errors["error"] == errors["error_nearest"] > 0
+
+
+def test_offsets_are_rounded_with_the_scales_by_gptq() -> None:
+    """Against GPTQ of the weights plus their offsets, in codes from 0 to 15."""
+    weight, x = Net().a.weight.detach(), rows()
+    scales = scales_of("w4a16, k_quant", weight)
+    assert isinstance(scales, Int4Scales)
+    assert scales.weight_offset is not None
+    hessian_II, scale_OI = x.T @ x / len(x), scales.expanded(20)
+    offset_OI = scales.weight_offset.repeat_interleave(8, dim=1)[:, :20]
+    codes = [gptq(weight + offset_OI, hessian_II, scale_OI, 0, 15), ((weight + offset_OI) / scale_OI).round().clamp(0, 15)]
+    candidates = [code * scale_OI - offset_OI for code in codes]
+    errors = [((candidate - weight).double() @ hessian_II.double() * (candidate - weight).double()).sum(1) for candidate in candidates]
+    expected = torch.where((errors[0] < errors[1])[:, None], *candidates)
+    found, _ = round_weight(weight, scales, hessian_II, "gptq")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert torch.equal(scales.codes(found), torch.where((errors[0] < errors[1])[:, None], *codes).to(torch.int8) - 8)
 
 
 def test_a_layer_whose_input_was_always_zero_errs_by_nothing() -> None:
