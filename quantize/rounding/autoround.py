@@ -149,10 +149,13 @@ class Iterate:
         start, low, high = self._start.grid, self._start.low, self._start.high
         if self._zero is None:
             return start._replace(scale=_multiple(start.scale * self._lower_OG, start.super_scale, smallest=1))
+        if start.offset is not None:
+            offset_OG = self._lower_OG * start.offset
+            width_OG = offset_OG + self._upper_OG * ((high - low) * start.scale - start.offset)
+            scale_OG = _multiple(width_OG / (high - low), start.super_scale, smallest=1)
+            return start._replace(scale=scale_OG, offset=_multiple(offset_OG, start.super_offset, smallest=0))
         low_OG, high_OG = self._ends(self._zero)
         scale_OG = _multiple(start.scale * ((high_OG - low_OG) / (high - low)), start.super_scale, smallest=1)
-        if start.offset is not None:
-            return start._replace(scale=scale_OG, offset=_multiple(-start.scale * low_OG, start.super_offset, smallest=0))
         zero_OG = (low - start.scale * low_OG / scale_OG).round().clamp(low, high).to(torch.int8)
         return start._replace(scale=scale_OG, zero_point=zero_OG)
 
@@ -181,7 +184,8 @@ class Iterate:
         else:
             zero_OG = self._zero
             clamped_OG = (gradient_OGg - within_OGg).sum(dim=2)
-            of_range_OG = of_scale_OG - clamped_OG * start.grid.scale * self._ends(zero_OG)[0] / grid.scale
+            low_OG = start.grid.scale * self._ends(zero_OG)[0] if grid.offset is None else -grid.offset
+            of_range_OG = of_scale_OG - clamped_OG * low_OG / grid.scale
             of_lower_OG = (start.low - zero_OG) * ((start.high - start.low) * clamped_OG - of_range_OG)
             self._lower_OG = _moved(self._lower_OG, of_lower_OG, rate, 1)
             self._upper_OG = _moved(self._upper_OG, (start.high - zero_OG) * of_range_OG, rate, 1)

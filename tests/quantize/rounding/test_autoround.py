@@ -60,7 +60,7 @@ def scales_of(scheme: str, weight_OI: Tensor, name: str = "up") -> IntegerScales
             scale_OG, zero_OG = group_range(weight_OI, GROUP)[:2]
             return Int4Scales(1.5 * scale_OG, GROUP, zero_OG)
         case "two_level" | "k_quant":
-            return Int4Scales.of_grid(Groups(GROUP, False, "minmax", scheme).grid(weight_OI), GROUP)
+            return Int4Scales.of_grid(Groups(GROUP, False, "minmax", scheme).grid(0.6 * weight_OI), GROUP)  # the largest are clipped
     return Int4Scales(0.8 * group_scale(weight_OI, GROUP), GROUP)  # the largest are clipped
 
 
@@ -108,7 +108,7 @@ def naive(net: Net, starts: Mapping[str, Start], given: Sequence[Tensor], option
         start = starts[name]
         n, p, s0, w = start.low, start.high, start.grid.scale, start.weight_OI
         if start.grid.offset is not None:
-            low, high = -alpha[name] * start.grid.offset, beta[name] * (p - n) * s0 - beta[name] * start.grid.offset
+            low, high = -alpha[name] * start.grid.offset, beta[name] * ((p - n) * s0 - start.grid.offset)
             s, m = multiple((high - low) / (p - n), start.grid.super_scale, 1), multiple(-low, start.grid.super_offset, 0)
             s, m = of_group(s, start), of_group(m, start)
             return s * through((w + m) / s + v[name]).clamp(0, p - n) - m
