@@ -81,8 +81,8 @@ NEAREST = [
     {"scheme": "w4a16", "group_size": 16, "group_range": "weights"},
     {"scheme": "w4a16", "group_size": 16, "symmetric": False, "group_range": "weights"},
     {"scheme": "fp8"},
-    {"scheme": "w4a16", "group_size": 16, "group_scales": "two_level", "symmetric": False},
-    {"scheme": "w4a8-block", "group_size": 16, "group_scales": "k_quant", "symmetric": False},
+    {"scheme": "w4a16", "group_size": 16, "group_scales": "two_level", "symmetric": False, "group_range": "weights"},
+    {"scheme": "w4a8-block", "group_size": 16, "group_scales": "k_quant", "symmetric": False, "group_range": "weights"},
 ]
 ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
 
