@@ -54,7 +54,7 @@ METHODS = {
     },
     **{
         f"w4a16, groups of 32, {scales}{turned}, {rounding}": "{scheme: w4a16, group_size: 32, symmetric: false, group_scales: "
-        f"{kind}, rotation: {rotation}, group_range: weights, rounding: {rounding.lower()}}}"
+        f"{kind}, rotation: {rotation}, group_range: weights, rounding: {rounding.lower()}, stream: true}}"
         for scales, kind in {"float scales": "float", "two-level scales": "two_level", "K-quants": "k_quant"}.items()
         for turned, rotation in {"": "none", ", rotated": "hadamard"}.items()
         for rounding in ("nearest", "GPTQ")
