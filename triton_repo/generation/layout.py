@@ -45,7 +45,7 @@ from triton_repo.layout import VERSION, Served
 GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
-FILES = ("model.py", "request.py", "answer.py", "engine.py", "messages.py", "opened.py", "outbox.py")
+FILES = ("model.py", "request.py", "answer.py", "engine.py", "guests.py", "messages.py", "opened.py", "outbox.py")
 LOGITS = ("logprobs.py", "searching.py", "structures.py")
 """Files of a model whose logits are ours."""
 STANDALONE = (chat_template, language_text, pieces)

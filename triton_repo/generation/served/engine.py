@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .answer import CANCELLED, Answer, in_a_line
+from .guests import Guests
 from .request import Broken, Busy, Refused
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Engine(ABC):
     """
 
     def __init__(self, room: int, max_waiting: int) -> None:
+        self.guests = Guests()
+        """Other threads that need Python's lock."""
         self._room, self._max_waiting, self._taken = room, max_waiting, 0
         self._waiting: list[Answer] = []
         self._changed = threading.Condition()

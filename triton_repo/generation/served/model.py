@@ -39,21 +39,30 @@ class TritonPythonModel:
             from .onnx import open_model
         else:
             from .genai import open_model
-        self.model, self.outbox = open_model(FOLDER, parameters), Outbox()
+        self.model = open_model(FOLDER, parameters)
+        self.outbox = Outbox(self.model.engine.guests)
         self.compiling = ThreadPoolExecutor(1, "structures")
         self.model.engine.start()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
-        for request in requests:
-            client = _Client(request.get_response_sender(), self.outbox.lane())
-            with _refusing(client):
-                inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-                prompt = read(inputs, self.model.limits, self.model.tokenizer)
-                if prompt.wanted is None:
-                    self._submit(prompt, client)
-                else:
-                    self.compiling.submit(self._submit_structured, prompt, client)
+        guests = self.model.engine.guests
+        guests.enter()
+        try:
+            for request in requests:
+                self._take(request)
+        finally:
+            guests.leave()
+
+    def _take(self, request: pb_utils.InferenceRequest) -> None:
+        client = _Client(request.get_response_sender(), self.outbox.lane())
+        with _refusing(client):
+            inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            prompt = read(inputs, self.model.limits, self.model.tokenizer)
+            if prompt.wanted is None:
+                self._submit(prompt, client)
+            else:
+                self.compiling.submit(self._submit_structured, prompt, client)
 
     def _submit_structured(self, prompt: Request, client: _Client) -> None:
         with _refusing(client):

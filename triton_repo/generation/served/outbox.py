@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from .guests import Guests
+
 STOP_SECONDS = 30.0
 LANES = 8
 
@@ -19,13 +21,15 @@ LANES = 8
 class Lane:
     """Calls that wait for their turn, and their thread, which runs from the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, guests: Guests) -> None:
+        self._guests = guests
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
     def put(self, call: Callable[[], None]) -> None:
         """Queues a call. The call has to handle its own errors: an exception would end the thread."""
+        self._guests.enter()
         self._calls.put(call)
 
     def end(self) -> None:
@@ -39,13 +43,19 @@ class Lane:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            self._guests.leave()
 
 
 class Outbox:
-    """The lanes."""
+    """The lanes.
 
-    def __init__(self, lanes: int = LANES) -> None:
-        self._lanes = [Lane() for _ in range(lanes)]
+    Args:
+        guests: Who is to know what waits here.
+        lanes: Number of lanes.
+    """
+
+    def __init__(self, guests: Guests, lanes: int = LANES) -> None:
+        self._lanes = [Lane(guests) for _ in range(lanes)]
         self._turns = itertools.cycle(self._lanes)
 
     def lane(self) -> Lane:

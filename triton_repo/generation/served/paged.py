@@ -27,7 +27,11 @@ WHOLE_PROMPTS = 2**20
 SWITCH_SECONDS = 1e-4
 """How long another thread waits before it asks for Python's lock. A step of the pipeline holds it, so that a thread that reads a request or
 sends a response gets it between two steps, and only if it has asked; by default it asks after 5 ms, longer than steps of a small model,
-and a request needs the lock several times."""
+and a request needs the lock several times (findings/openvino_genai_step_holds_lock.sh)."""
+LONG_SECONDS = 2e-3
+"""Steps that are longer are followed by time for other threads; after a shorter one they have not long to wait for the next."""
+GUESTS_SHARE = 0.1
+"""Most of that time, as a share of the step."""
 MATCHED_TOKENS = 3
 """Most tokens at the end of a text that are looked up in it."""
 
@@ -104,6 +108,7 @@ class Paged(Engine):
         self._runs[self._number] = (answer, handle)
 
     def _step(self) -> None:
+        started = time.monotonic()
         self._pipeline.step()
         now = time.monotonic()
         for number, (answer, handle) in list(self._runs.items()):
@@ -117,6 +122,8 @@ class Paged(Engine):
                     handle.cancel()
                 del self._runs[number]
         self._settle()
+        if now - started > LONG_SECONDS:
+            self.guests.let_in(GUESTS_SHARE * (now - started))
 
     def _pass_on(self, answer: Answer, handle: openvino_genai.GenerationHandle, finished: bool) -> None:
         if answer.request.values["BEAMS"] > 1:
