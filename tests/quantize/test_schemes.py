@@ -234,6 +234,8 @@ def test_an_auto_calibrator_of_fp8_tries_what_has_no_equal_steps(bert: Artifact,
         ({"scheme": "w4a16", "group_size": 100}, "group_size"),
         ({"group_range": "outputs"}, "group_range: for scheme w4a16.*w4a8-block alone; weights of w8a8 have no groups"),
         ({"scheme": "w4a16", "awq": True, "group_range": "weights"}, "group_range: weights given, but awq chooses ranges by the outputs"),
+        ({"group_scales": "two_level"}, "group_scales: for scheme w4a16.*w4a8-block alone; weights of w8a8 have no groups"),
+        ({"scheme": "w4a16", "group_scales": "k_quant"}, "group_scales: k_quant gives each group an offset; give symmetric: false"),
         ({"rounding": "gptq", "autoround": {"steps": 9}}, "autoround: given, but rounding: gptq does not read it"),
         ({"rounding": "autoround", "autoround": {"steps": 0}}, "autoround.steps"),
         ({"scheme": "fp8", "rounding": "autoround"}, "rounding: autoround is for integer weights"),
@@ -272,3 +274,17 @@ def test_a_plan_notes_where_int4_by_floats_is_slow(scheme: str, engines: tuple[A
     doubts = list(Quantize(scheme=scheme).doubts(replace(context, target=Target(engines=engines, sequence_lengths=(8,)))))
     assert [line for line in doubts if "onnxruntime_decoder" in line and "w4a8-block" in line] == doubts
     assert bool(doubts) is doubted
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines", "without"),
+    [
+        ("k_quant", ("openvino_genai", "onnxruntime_decoder"), "onnxruntime_decoder"),
+        ("k_quant", ("openvino_genai",), None),
+        ("two_level", ("openvino_genai", "onnxruntime_decoder"), None),
+    ],
+)
+def test_a_plan_notes_which_engines_have_no_offsets(kind: Any, engines: tuple[Any, ...], without: str | None, context: Context) -> None:
+    stage = Quantize(scheme="w4a8-block", symmetric=False, group_scales=kind)
+    doubts = list(stage.doubts(replace(context, target=Target(engines=engines, sequence_lengths=(8,)))))
+    assert [f"group_scales: {without}" in line for line in doubts] == [True] * (without is not None)
