@@ -40,7 +40,7 @@ TOKEN_BY_TOKEN = 4  # a row that is written by the model reads its weights for e
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 11
+    VERSION: ClassVar[int] = 12
 
     def team(self, processes: Team) -> Team:
         """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""
@@ -80,6 +80,7 @@ class Quantize(QuantizeSettings):
 
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
         learned = {"nearest": 0, "gptq": 9, "adaround": 36, "autoround": self._rounds(rows)}[self.rounding]
+        learned += self._turns(rows)
         learned += 3 if self.awq else self.range_by == "outputs"
         learned += TOKEN_BY_TOKEN * self.calibration.answers.share if self.calibration.answers else 0
         calibrated = 1 + (self.smoothing is not None) + learned + bool(self.attention or self.residual)
@@ -94,6 +95,12 @@ class Quantize(QuantizeSettings):
     def _rounds(self, rows: int) -> float:
         """Returns the work of AutoRound in passes over calibration rows: the steps, forward and backward, and looks at all rows."""
         return 3 * self.autoround.steps * self.autoround.batch_size / max(1, rows) + 9
+
+    def _turns(self, rows: int) -> float:
+        """Returns the work of learned rotations in passes over calibration rows: of a step one of the float model, two of the rounded one,
+        as its layers are computed again, and a backward pass; each rotates the weights, which takes about as long as a thousand tokens."""
+        how = self.learned_rotation
+        return 6 * how.steps * how.batch_size / max(1, rows) + 4 if self.rotation == "learned" else 0
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
@@ -114,7 +121,7 @@ class Quantize(QuantizeSettings):
         if self.stream is True:
             check_streamed(self, config, context)
         if self.rotation != "none":
-            try_rotation(config, f"{self.key}.rotation")
+            try_rotation(config, f"{self.key}.rotation", self.rotation)
         if self.mode != "ptq" and context.team.sequence:
             given = f"{self.mode} given with parallel.sequence: true"
             raise InputError(f"stages.{self.title}.mode", given, "layers that compute in integers read all tokens", "give sequence: false")

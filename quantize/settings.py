@@ -65,6 +65,17 @@ class AutoRound(Config):
     """Calibration rows of a step."""
 
 
+class LearnedRotation(Config):
+    """Learned rotations: for how long, and how fast."""
+
+    steps: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """Steps of Cayley SGD; each takes a batch."""
+    batch_size: Annotated[int, Field(ge=1, le=100_000)] = 8
+    """Calibration rows of a step."""
+    learning_rate: Annotated[float, Field(gt=0, le=3)] = 0.02
+    """Radians by which the first step turns each rotation, in the mean of squares over its planes, with a linear decay to 0."""
+
+
 class QuantizeSettings(ModelStage):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
@@ -115,11 +126,14 @@ class QuantizeSettings(ModelStage):
     ] = True
     """Whether to scale down outlier channels of int8 activations and scale up the weights that read them (SmoothQuant); a map sets its
     options."""
-    rotation: Literal["none", "hadamard"] = "none"
+    rotation: Literal["none", "hadamard", "learned"] = "none"
     """Whether to rotate the residual stream and the values of attention before anything is smoothed or rounded, so that no channel is much
     larger than the others. hadamard: by randomized Hadamard matrices, folded into the weights (QuaRot, SpinQuant); exact in float, and the
     checkpoint stays a stock one. For models with a norm at the beginning of each branch (Llama, Qwen, Mistral, Gemma, GPT-2, ViT); others
-    are refused before anything runs. A tied head becomes a matrix of its own."""
+    are refused before anything runs. A tied head becomes a matrix of its own. learned: the same, then turned by gradient descent on the
+    calibration rows to where rounding changes the answers least (SpinQuant; slow, in memory, not for mixtures of experts)."""
+    learned_rotation: LearnedRotation = LearnedRotation()
+    """Settings of `rotation: learned`."""
     equalization: bool = False
     """Whether to equalize the weight ranges of two linear layers that only attention or a ReLU separates (cross-layer equalization)."""
     bias_correction: bool = False
@@ -166,6 +180,9 @@ class QuantizeSettings(ModelStage):
             raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat trains the weights: remove rounding")
         if self.rounding != "autoround" and self.autoround != AutoRound():
             raise ValueError(f"autoround: given, but rounding: {self.rounding} does not read it; give rounding: autoround, or remove it")
+        if self.rotation != "learned" and self.learned_rotation != LearnedRotation():
+            unread = f"learned_rotation: given, but rotation: {self.rotation} does not read it"
+            raise ValueError(f"{unread}; give rotation: learned, or remove it")
         if self.rounding != "nearest" and not row.integer:
             raise ValueError(f"rounding: {self.rounding} is for integer weights; scheme {self.scheme} takes nearest")
         if (self.attention or self.residual) and not row.sites:
@@ -249,8 +266,8 @@ class QuantizeSettings(ModelStage):
 
     @property
     def learns_weights(self) -> bool:
-        """Whether weights are rounded, or their scales chosen, by the error of the outputs on the calibration rows."""
-        return self.awq or self.rounding != "nearest" or self.range_by == "outputs"
+        """Whether weights are rounded or rotated, or their scales chosen, by errors on the calibration rows."""
+        return self.awq or self.rounding != "nearest" or self.range_by == "outputs" or self.rotation == "learned"
 
     @property
     def calibrator(self) -> Method | Literal["auto"] | None:

@@ -15,7 +15,12 @@ The paper uses one a for the whole model. Here a is chosen for each group among 
 group's outputs, with quantized weights and activations, on a sample of the calibration rows. The same error decides whether to smooth at
 all:
 
-    a = argmin  sum over W  || X W^T - Q(X / s) Q(W s)^T ||^2
+    a = argmin  sum over n  e_n / max(p_n, typical p)       e_n = sum over W  || x_n W^T - Q(x_n / s) Q(W s)^T ||^2
+                                                            p_n = sum over W  || x_n W^T ||^2,   typical: the median of those above 0
+
+No token counts for more than a typical one. Decoders have a few tokens, the first among them, whose states are thousands of times as large
+(Sun et al. 2024, https://arxiv.org/abs/2402.17762): in a plain sum of squares these alone would decide, although the next norm takes their
+size off again, and all other tokens would be rounded in steps that suit those few.
 
 As in the paper, the search uses minmax ranges for both: per tensor, or per token for activations with a scale per token.
 """
@@ -93,7 +98,7 @@ def smooth(
     Returns:
         By layer, the factors by which its input must be divided (only with `prescale`), float32 [I]; and figures for the report per group:
         `layers`, `into` (what absorbed the division: the producer, "input", or None), `reason` (why no producer could, or None), `alpha`
-        (None: not smoothed), `error_before` and `error` (squared, relative to the squares of the float outputs).
+        (None: not smoothed), `error_before` and `error` (`output_error`).
     """
     vectors: dict[str, Tensor] = {}
     figures: list[dict[str, object]] = []
@@ -145,7 +150,8 @@ def smoothing_factor(input_I: Tensor, weight_I: Tensor, alpha: float) -> Tensor:
 
 
 def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits: int, per_token: bool = False) -> float:
-    """Returns the squared output error with smoothed and quantized inputs and weights, relative to the squares of the float outputs.
+    """Returns the mean over rows of the squared output error with smoothed and quantized inputs and weights, relative to the squares of the
+    row's float outputs, or of those of a typical row if they are smaller.
 
     Args:
         x_NI: float32 [N, I].
@@ -157,14 +163,15 @@ def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits
     smoothed_NI = x_NI / factor_I
     scale = token_scale(smoothed_NI) if per_token else input_scale(float(smoothed_NI.abs().max()))
     rounded_NI = quantize(smoothed_NI, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale
-    error = power = 0.0
+    error_N, power_N = torch.zeros(len(x_NI)), torch.zeros(len(x_NI))
     for weight_OI in weights:
         smoothed_OI = weight_OI * factor_I
         rounded_OI = on_grid(smoothed_OI, weight_scale(smoothed_OI, levels(bits)), levels(bits))
         expected_NO = x_NI @ weight_OI.T
-        error += float((rounded_NI @ rounded_OI.T - expected_NO).square().sum())
-        power += float(expected_NO.square().sum())
-    return error / power if power else 0.0
+        error_N += (rounded_NI @ rounded_OI.T - expected_NO).square().sum(dim=1)
+        power_N += expected_NO.square().sum(dim=1)
+    some_N = power_N[power_N > 0]
+    return float((error_N / power_N.clamp(min=float(some_N.median()))).mean()) if len(some_N) else 0.0
 
 
 def _attempts(

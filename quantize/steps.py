@@ -53,8 +53,10 @@ from quantize.group_scales import GroupMoments
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
+from quantize.rotation.learned import Learning, learn
+from quantize.rotation.rotation import Rotations, rotate
 from quantize.rotation.rotation import describe as describe_rotation
-from quantize.rotation.rotation import rotate
+from quantize.rotation.simulated import Rounding
 from quantize.rounding.autoround import Options
 from quantize.rounding.blockwise import round_blocks
 from quantize.rounding.rounding import IntegerScales, round_layers, summarized
@@ -63,7 +65,7 @@ from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summar
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import Channels, describe, smooth
-from quantize.training.qat import learn
+from quantize.training.qat import learn as train_in_integers
 from quantize.trial import Trial, in_int8
 
 TRACED_ROWS = 4
@@ -103,7 +105,8 @@ class Steps:
         rotation: dict[str, object] = {}
         if settings.rotation != "none":  # before the float references: they are of the rotated model, whose states teach too
             few = {name: values[:TRACED_ROWS] for name, values in next(feed("")).items()}
-            rotation = rotate(model, few, context.seed, f"{settings.key}.rotation")
+            further = partial(_learn_rotations, settings, source, rows, context) if settings.rotation == "learned" else None
+            rotation = rotate(model, few, context.seed, f"{settings.key}.rotation", further)
             context.progress.log(f"  {describe_rotation(rotation)}")
         with_separate_experts(model)
         counts = tokens_routed(model, feed(f"{settings.title}: routing"), forward) if separate_experts(model) else {}
@@ -192,7 +195,7 @@ class Steps:
         for model in (self.model, *([] if uncorrected is None else [uncorrected])):
             team.align(model)
         start = cast("Mapping[str, LayerScales]", scales)
-        learned, history = learn(self.model, start, group, self.settings.qat, self.context, self.source, self.name, teacher)
+        learned, history = train_in_integers(self.model, start, group, self.settings.qat, self.context, self.source, self.name, teacher)
         looks = {"selection": history.selection, "best_step": history.best_step}
         return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
 
@@ -403,6 +406,19 @@ class Steps:
     def _few_rows(self) -> dict[str, Tensor]:
         """Returns the features of a few calibration rows."""
         return {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}
+
+
+def _learn_rotations(
+    settings: QuantizeSettings, source: Path, rows: Sequence[Row], context: Context, model: nn.Module, rotations: Rotations
+) -> dict[str, object]:
+    """Turns a rotated model by learned rotations, in place; returns the figures."""
+    how = settings.learned_rotation
+    rounding = Rounding(settings.scheme, settings.bits(context), Groups(settings.group_size, settings.symmetric, "minmax"))
+    chosen, _ = choose_layers(model, linears(model), settings.exclude, f"stages.{settings.title}.exclude")
+    batches = list(feature_batches(source, rows, context, "", how.batch_size))
+    learning = Learning(how.steps, how.learning_rate, context.seed, by_kl=context.facts.answer.DISTANCE == "kl")
+    track = partial(context.progress.track, label=f"{settings.title}: learning rotations")
+    return learn(model, rotations, batches, dict.fromkeys(chosen, rounding), learning, track)
 
 
 def _linears(layers: Layers) -> dict[str, nn.Linear]:

@@ -71,6 +71,7 @@ def needs_whole(stage: QuantizeSettings, *, large: bool) -> str | None:
     given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
     given += ["calibration.method: auto"] * (stage.calibration.method == "auto") + ["convolutions: true"] * (stage.convolutions is True)
     given += ["calibration.answers"] * (large and stage.calibration.answers is not None)
+    given += ["rotation: learned"] * (stage.rotation == "learned")
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 

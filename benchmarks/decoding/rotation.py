@@ -1,16 +1,17 @@
-"""What rotating the residual stream does for a language model in int8 and int4: perplexity with and without `rotation: hadamard`.
+"""What rotating the residual stream does for a language model in int8 and int4: perplexity without, with Hadamard matrices, and learned.
 
     python benchmarks/decoding/rotation.py FOLDER TEXT [--methods NAME ...] [--set KEY=VALUE ...] [--out FOLDER]
 
 FOLDER holds the checkpoint of a language model, TEXT a text for calibration and one for evaluation, as for `data.path`. Each method
 quantizes the same checkpoint. Perplexity is measured in torch over the whole evaluation split, with the 95 % paired bootstrap interval of
-its increase over fp32 (blocks are drawn). A finished stage is never computed again.
+its increase over fp32 (blocks are drawn), and the CPU time of the run. A finished stage is never computed again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 METHODS = {
     f"{name}{how}": {**settings, **rotation}
     for name, settings in SETTINGS.items()
-    for how, rotation in (("", {}), (", rotated", {"rotation": "hadamard"}))
+    for how, rotation in (("", {}), (", rotated", {"rotation": "hadamard"}), (", learned", {"rotation": "learned"}))
 }
 
 
@@ -62,7 +63,9 @@ def main() -> None:
             "stages": [{"quantize": stage}],
         }
         recipe = check(document, arguments.set)
+        started = time.process_time()
         finished = open_run(run(recipe, arguments.out, progress=ConsoleProgress()).folder)
+        seconds = time.process_time() - started
         answers = {}
         for variant in ("baseline", "quantize"):
             answers[variant], labels = load_predictions(finished.predictions(variant), recipe.model.task)
@@ -70,9 +73,11 @@ def main() -> None:
         low, high = paired_bootstrap(Metric(perplexity), answers["quantize"], answers["baseline"], labels.array, resamples=1000)
         assert low is not None
         assert high is not None
-        rows.append({"name": name, "before": before, "perplexity": after, "low": low / before, "high": high / before})
+        rows.append(
+            {"name": name, "before": before, "perplexity": after, "low": low / before, "high": high / before, "cpu_seconds": seconds}
+        )
         increase = f"{after / before - 1:+.1%} ({low / before:+.1%} to {high / before:+.1%})"
-        print(f"| {name} | {after:.3f} | {increase} |", flush=True)
+        print(f"| {name} | {after:.3f} | {increase} | {seconds:,.0f} s of CPU", flush=True)
     document = {"environment": fingerprint(), "rows": rows}
     (arguments.out / "rotation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"\nfp32: perplexity {before:.3f}, n = {int((labels.array >= 0).sum())} tokens\n")

@@ -14,8 +14,8 @@ R1 and R2 are randomized Hadamard matrices (`quantize.rotation.orthogonal`). The
 embeddings becomes a matrix of its own, as it takes the gain of the last norm: a vocabulary of V tokens costs V D weights more.
 
 R1 and R2 are QuaRot's (Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456) and SpinQuant's (Liu et al. 2024,
-https://arxiv.org/abs/2405.16406). Left out: their rotations of queries and keys, and of the inputs of W_down, which no weight can
-absorb, so that an engine would have to multiply at run time; R1 learned by gradient descent.
+https://arxiv.org/abs/2405.16406), which learns them from there (`quantize.rotation.learned`). Left out: their rotations of queries and
+keys, and of the inputs of W_down, which no weight can absorb, so that an engine would have to multiply at run time.
 
 Every rotated model is compared with itself before, on a few rows.
 """
@@ -26,7 +26,7 @@ import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from foundation.models.architecture.residual import Read, Stream, fold, owner_of
 from foundation.models.architecture.shapes import on_meta, remade
 from foundation.models.architecture.structure import HEAD_KINDS, Structure, head_pieces, is_interleaved
 from foundation.models.forward import forward
+from foundation.models.layers.experts import is_stacked
 from foundation.models.library import REFUSED, depths_of, sizes_config
 from foundation.models.own_shape import SHAPE_KEY
 from foundation.models.tied import apart, shared_names
@@ -51,6 +52,7 @@ TOLERANCE = 1e-3
 """Largest difference of an output of the rotated model in float32, relative to the largest output."""
 PART_BYTES = 64 * 2**20
 """Float64 bytes of a table that are rotated at once."""
+Method = Literal["hadamard", "learned"]
 SMALL = 128
 """Tokens and FFN neurons of the model that is tried before anything runs, at most."""
 
@@ -132,6 +134,10 @@ class Rotations:
         return len(axes) == 1 and (neutral or all(one == gains[0] for one in gains))
 
 
+Learn = Callable[[nn.Module, Rotations], dict[str, object]]
+"""Turns a rotated model further, in place; returns figures for the report."""
+
+
 def stream_turns(model: nn.Module, stream: Stream, generator: torch.Generator) -> Iterable[tuple[str, Turn]]:
     """Yields how weights change with R1, by name."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
@@ -185,7 +191,7 @@ def added(model: nn.Module, own: Iterable[frozenset[str]]) -> int:
     return sum((len(group) - 1) * model.get_parameter(min(group)).numel() for group in own)
 
 
-def rotate(model: nn.Module, features: Mapping[str, Tensor], seed: int, key: str) -> dict[str, object]:
+def rotate(model: nn.Module, features: Mapping[str, Tensor], seed: int, key: str, learn: Learn | None = None) -> dict[str, object]:
     """Rotates a model, in place.
 
     Args:
@@ -193,25 +199,29 @@ def rotate(model: nn.Module, features: Mapping[str, Tensor], seed: int, key: str
         features: A few rows.
         seed: Seed of the rotations.
         key: Key path of the setting, for messages.
+        learn: Turns the rotated model further, in place; returns figures.
 
     Returns:
         The figures for the report: `method`, `size` (channels of the stream), `values` (whether R2 is there), `untied_weights` (how many
-        weights a tied head adds), and `difference` (of the outputs, relative to the largest).
+        weights a tied head adds), `difference` (of the outputs, relative to the largest), and what `learn` returns.
 
     Raises:
         InputError: The model cannot be rotated, or answers differently afterwards.
     """
     config: Any = model.config
-    values = try_rotation(config, key)
+    method: Method = "hadamard" if learn is None else "learned"
+    values = try_rotation(config, key, method)
     structure = Structure.of(model, key)
     with torch.no_grad():
         expected = forward(model, features)
         stream = stream_of(model, structure, lambda: forward(model, features))
         rotations = Rotations.of(model, structure, stream, seed, values=values)
         untied = apply(model, rotations)
+    learned = {} if learn is None else learn(model, rotations)
+    with torch.no_grad():
         difference = difference_of(forward(model, features), expected)
-    check_same(difference, config, key)
-    return figures_of(structure, values, untied, difference)
+    check_same(difference, config, key, method)
+    return {**figures_of(structure, values, untied, difference, method), **learned}
 
 
 def apply(model: nn.Module, rotations: Rotations) -> int:
@@ -227,10 +237,10 @@ def apply(model: nn.Module, rotations: Rotations) -> int:
     return added(model, own)
 
 
-def figures_of(structure: Structure, values: bool, untied: int, difference: float) -> dict[str, object]:
+def figures_of(structure: Structure, values: bool, untied: int, difference: float, method: Method = "hadamard") -> dict[str, object]:
     """Returns the figures of a rotation (`rotate`)."""
     size = structure.sizes.hidden
-    return {"method": "hadamard", "size": size, "values": values, "untied_weights": untied, "difference": difference}
+    return {"method": method, "size": size, "values": values, "untied_weights": untied, "difference": difference}
 
 
 def describe(figures: Mapping[str, object]) -> str:
@@ -239,7 +249,11 @@ def describe(figures: Mapping[str, object]) -> str:
         "and values rotated" if figures["values"] else "rotated; values of attention are not, as more than positions is mixed behind them"
     )
     untied = f", {figures['untied_weights']:,} weights more for a head of its own" if figures["untied_weights"] else ""
-    return f"rotation: {figures['size']} channels {values}{untied}; outputs differ by {figures['difference']:.1e} of the largest"
+    learned = ""
+    if figures["method"] == "learned":
+        used = f"{figures['kept']} of {figures['steps']} steps used" if figures["kept"] else "no step is better than Hadamard matrices"
+        learned = f", learned: loss {figures['loss_before']:.4g} before, {figures['loss']:.4g} after, {used}"
+    return f"rotation: {figures['size']} channels {values}{untied}{learned}; outputs differ by {figures['difference']:.1e} of the largest"
 
 
 def difference_of(found: Tensor, expected: Tensor) -> float:
@@ -247,31 +261,33 @@ def difference_of(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
 
 
-def check_same(difference: float, config: PreTrainedConfig, key: str) -> None:
+def check_same(difference: float, config: PreTrainedConfig, key: str, method: Method = "hadamard") -> None:
     """Raises InputError if a rotated model answers differently."""
     if not difference <= TOLERANCE:
         why = f"the outputs of this {config.model_type} change by {difference:.2g} of the largest one when its weights are rotated"
-        raise InputError(key, "hadamard given", why, "give none")
+        raise InputError(key, f"{method} given", why, "give none")
 
 
-def try_rotation(config: PreTrainedConfig, key: str) -> bool:
+def try_rotation(config: PreTrainedConfig, key: str, method: Method = "hadamard") -> bool:
     """Tries on a small model with random weights whether models of a config can be rotated; returns whether the values of attention can.
 
     Raises:
         InputError: They cannot; the message says why.
     """
-    return _tried(Kind.of_config(config), key)
+    return _tried(Kind.of_config(config), key, method)
 
 
 @functools.lru_cache(maxsize=16)
-def _tried(kind: Kind, key: str) -> bool:
-    name, depths = kind.config.model_type, depths_of(kind.config)
+def _tried(kind: Kind, key: str, method: Method) -> bool:
+    given, name, depths = f"{method} given", kind.config.model_type, depths_of(kind.config)
     if depths is None or len(depths) != 1:
         shape = "is made of stages of different sizes" if depths is None else "has two stacks of layers"
-        raise InputError(key, "hadamard given", f"a {name} {shape}, and one residual stream is rotated", "give none")
+        raise InputError(key, given, f"a {name} {shape}, and one residual stream is rotated", "give none")
     with torch.random.fork_rng(devices=[]):
-        model, features = _small(kind.config, key)
+        model, features = _small(kind.config, key, given)
     structure = Structure.of(model, key)
+    if method == "learned" and any(is_stacked(module) for module in model.modules()):
+        raise InputError(key, given, f"a {name} has experts, whose rounding is not simulated", "give hadamard")
 
     def changed(change: Callable[[nn.Module], object]) -> float:
         before = forward(model, features)
@@ -285,18 +301,18 @@ def _tried(kind: Kind, key: str) -> bool:
         apart(model, [weight for group in shared_names(model) for weight in group])
         if stream.unread:
             why = f"no weight over the channels of the stream reads {stream.unread[0]} of a {name}, so that its gain cannot move into one"
-            raise InputError(key, "hadamard given", why, "give none")
+            raise InputError(key, given, why, "give none")
         if not changed(lambda model: fold(model, stream)) <= TOLERANCE:
             why = f"the norms of a {name} lie on the residual stream, so that their gains cannot move into the layers that read it"
-            raise InputError(key, "hadamard given", why, "give none")
+            raise InputError(key, given, why, "give none")
         if not changed(lambda model: apply(model, Rotations(stream, turned))) <= TOLERANCE:
             why = f"a {name} reads its residual stream with more than norms and the layers behind them"
-            raise InputError(key, "hadamard given", why, "give none")
+            raise InputError(key, given, why, "give none")
         of_values: dict[str, tuple[Turn, ...]] = {weight: (turn,) for weight, turn in value_turns(structure, generator)}
         return changed(lambda model: apply(model, Rotations(stream, of_values))) <= TOLERANCE
 
 
-def _small(config: PreTrainedConfig, key: str) -> tuple[Any, dict[str, Tensor]]:
+def _small(config: PreTrainedConfig, key: str, given: str) -> tuple[Any, dict[str, Tensor]]:
     """Returns a model of the first two layers of a config with random weights, fewer tokens and neurons, and a row for it."""
     few = with_layers(config, range(min(2, sizes_config(config).num_hidden_layers)))
     fewer = copy.deepcopy(few)
@@ -320,4 +336,4 @@ def _small(config: PreTrainedConfig, key: str) -> tuple[Any, dict[str, Tensor]]:
         except REFUSED:
             continue
         return model, features
-    raise InputError(key, "hadamard given", f"a {config.model_type} with random weights cannot be run", "give none")
+    raise InputError(key, given, f"a {config.model_type} with random weights cannot be run", "give none")

@@ -14,15 +14,18 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from foundation.artifacts.artifact import Artifact
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
+from foundation.models.size import Passes
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.tables import load_tables
 from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from quantize.rotation.stored import rotate_folder
 from tests import tiny_language_models as tiny
+from tests.architectures.table import ARCHITECTURES
 from tests.problems import raises_problem
 from tests.quantize.test_streaming import quantized as streamed
 from tests.quantize.test_streaming import written
@@ -100,6 +103,36 @@ def test_training_in_integers_starts_from_the_rotated_model(tmp_path: Path, bloc
     assert figures["qat"]["steps"] > 0
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
+def test_learned_rotations_make_a_stock_checkpoint(scheme: str, tmp_path: Path, blocks_context: Context) -> None:
+    folder = written(tmp_path, "llama", tie_word_embeddings=True)
+    settings = {"scheme": scheme, "rotation": "learned", "learned_rotation": {"steps": 4, "batch_size": 4}}
+    out, figures = streamed(folder, blocks_context, **settings)
+    again, repeated = streamed(folder, blocks_context, **settings)
+    assert repeated["rotation"] == figures["rotation"]
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    rotation = figures["rotation"]
+    assert {key: rotation[key] for key in ("method", "size", "values", "steps")} == {
+        "method": "learned",
+        "size": 32,
+        "values": True,
+        "steps": 4,
+    }
+    assert rotation["loss"] <= rotation["loss_before"]
+    assert rotation["difference"] < 1e-4
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).config.tie_word_embeddings is False
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_learned_rotations_of_an_image_classifier(tiny_vit: Path, image_context: Context, tmp_path: Path) -> None:
+    """Its norms subtract the mean, and it answers with classes."""
+    (tmp_path / "out").mkdir()
+    stage = Quantize(rotation="learned", learned_rotation={"steps": 4, "batch_size": 16})
+    figures = stage.run(Artifact(tiny_vit, {}), image_context, tmp_path / "out")
+    assert figures["rotation"]["loss"] <= figures["rotation"]["loss_before"]
+    assert figures["rotation"]["difference"] < 1e-4
+
+
 def test_the_plan_counts_a_head_of_its_own() -> None:
     config = tiny.CONFIGS["llama"](tie_word_embeddings=True)
     assert Quantize(rotation="hadamard").config_after(config).tie_word_embeddings is False
@@ -111,5 +144,22 @@ def test_a_model_that_cannot_be_rotated_is_refused_before_the_run(blocks_context
     config = transformers.Gemma2Config(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48, vocab_size=64
     )
-    with raises_problem("stages.quantize.rotation", "hadamard", "give none"):
-        Quantize(rotation="hadamard", scheme="w8a8").check(config, None, blocks_context)
+    for rotation in ("hadamard", "learned"):
+        with raises_problem("stages.quantize.rotation", rotation, "give none"):
+            Quantize(rotation=rotation, scheme="w8a8").check(config, None, blocks_context)
+
+
+def test_what_learned_rotations_do_not_go_with(blocks_context: Context) -> None:
+    row = ARCHITECTURES["mixtral"]
+    keys = dict(row.config)
+    mixture = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
+    with raises_problem("stages.quantize.rotation", "experts", "give hadamard"):
+        Quantize(rotation="learned").check(mixture, None, blocks_context)
+    with raises_problem("stages.quantize.stream: true", "rotation: learned", "give stream: false"):
+        Quantize(rotation="learned", stream=True).check(tiny.CONFIGS["llama"](), None, blocks_context)
+
+
+def test_the_plan_counts_the_steps(blocks_context: Context) -> None:
+    passes = Passes(layers=2, before=1.0, after=1.0)
+    works = [Quantize(**settings).work(passes, blocks_context.data) for settings in ({"rotation": "hadamard"}, {"rotation": "learned"})]
+    assert works[1] > works[0] + 100 * 8
