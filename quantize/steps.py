@@ -49,7 +49,7 @@ from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
 from quantize.experts import rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
-from quantize.group_scales import GroupMoments
+from quantize.group_scales import GroupMoments, Groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
