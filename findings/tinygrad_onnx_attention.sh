@@ -4,12 +4,12 @@
 # The guesses were that head h of H reads key head h // (H / K), as in ONNX, Llama and every other engine; that causality counts from the end of the
 # cache; and that the second call computes with the inputs of the second call.
 #
-# Seen (2026-11-30): Attention of opset 23 repeats the key heads as a whole, so that with 4 heads on 2 the order is 0, 1, 0, 1 where it should be
-# 0, 0, 1, 1. With is_causal=1 and past keys, the mask starts at the first past token: each new token of a decoder is an answer to the first
-# one, and the prompt is ignored. Inputs that tinygrad needs as Python numbers (k of TopK, bounds of Slice, shapes, axes, lengths of Range) are
-# cached by name at the first call: a second call with the bounds 4 and 6 returns columns 0 and 1 again. And QuantizeLinear to uint8 with the zero
-# point 128 rounds 0.5, 2.5 and 4.5 up, where ONNX rounds to even. Nothing warns. Attention without groups and without a cache is right, and
-# so is each first call. ONNX Runtime 1.31.1 has all of them right.
+# Seen (2026-11-30): Attention of opset 23 repeats the key heads as a whole, so that with 4 heads on 2 the order is 0, 1, 0, 1 where it
+# should be 0, 0, 1, 1. With is_causal=1 and past keys, the mask starts at the first past token: each new token of a decoder is an answer
+# to the first one, and the prompt is ignored. Inputs that tinygrad needs as Python numbers (k of TopK, bounds of Slice, shapes, axes,
+# lengths of Range) are cached by name at the first call: a second call with the bounds 4 and 6 returns columns 0 and 1 again. And
+# QuantizeLinear to uint8 with the zero point 128 rounds 0.5, 2.5 and 4.5 up, where ONNX rounds to even. Nothing warns. Attention without
+# groups and without a cache is right, and so is each first call. ONNX Runtime 1.31.1 has all of them right.
 # The device PYTHON needs no compiler; the importer is the same for all devices.
 set -euo pipefail
 folder=$(mktemp -d)
