@@ -114,9 +114,9 @@ class Quantize(QuantizeSettings):
         if self.embeddings and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"stages.{self.title}.embeddings", f"true given for {context.task}", f"it is for {tasks}", "leave it out")
-        if self.calibration.answers is not None and context.task != "text-generation":
-            where = f"{self.key}.calibration.answers"
-            raise InputError(where, f"given for {context.task}", "a model of text-generation writes rows", "leave it out")
+        if self.calibration.answers is not None and (not context.facts.generates or context.facts.encoder_decoder):
+            where, tasks = f"{self.key}.calibration.answers", tasks_with(lambda row: row.generates and not row.encoder_decoder)
+            raise InputError(where, f"given for {context.task}", f"it is for {tasks}", "leave it out")
         self.questions()
         if self.stream is True:
             check_streamed(self, config, context)

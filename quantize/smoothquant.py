@@ -163,7 +163,7 @@ def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits
     smoothed_NI = x_NI / factor_I
     scale = token_scale(smoothed_NI) if per_token else input_scale(float(smoothed_NI.abs().max()))
     rounded_NI = quantize(smoothed_NI, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale
-    error_N, power_N = torch.zeros(len(x_NI)), torch.zeros(len(x_NI))
+    error_N, power_N = x_NI.new_zeros(len(x_NI)), x_NI.new_zeros(len(x_NI))
     for weight_OI in weights:
         smoothed_OI = weight_OI * factor_I
         rounded_OI = on_grid(smoothed_OI, weight_scale(smoothed_OI, levels(bits)), levels(bits))

@@ -173,13 +173,13 @@ def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path:
 def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from quantize import steps as module
 
-    seen, kept = [], module.learn
+    seen, kept = [], module.train_in_integers
 
     def told(*args: Any) -> Any:
         seen.append(args[7])
         return kept(*args)
 
-    monkeypatch.setattr(module, "learn", told)
+    monkeypatch.setattr(module, "train_in_integers", told)
     shutil.copytree(bert.path, tmp_path / "other")
     other = Artifact(tmp_path / "other", {"id": "baseline", "digest": "1" * 64})
     stage = Quantize(mode="qat", qat=QUICK, calibration={"rows": 16}, teacher="baseline")
