@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from foundation.core.errors import InputError
 from foundation.models.forward import device_of, forward
 from foundation.models.inputs.padding import real_rows
+from foundation.training.losses.divergence import divergence
 from quantize.rotation.cayley import CayleySgd, nearest_orthogonal
 from quantize.rotation.orthogonal import Rotation
 from quantize.rotation.rotation import Rotations, apply
@@ -164,10 +164,7 @@ def distance(found_NC: Tensor, expected_NC: Tensor, *, by_kl: bool) -> Tensor:
         expected_NC: Logits of p, or numbers.
         by_kl: Whether they are logits.
     """
-    if not by_kl:
-        return (found_NC - expected_NC).square().sum()
-    found_NC, expected_NC = functional.log_softmax(found_NC, dim=1), functional.log_softmax(expected_NC, dim=1)
-    return functional.kl_div(found_NC, expected_NC, reduction="sum", log_target=True)
+    return divergence(found_NC, expected_NC, 1.0).sum() if by_kl else (found_NC - expected_NC).square().sum()
 
 
 def _keeps_ones(rotation: Rotation) -> bool:
