@@ -1,7 +1,7 @@
 """Scales of int4 weights, and their zero points: one per output and group of inputs, clipped if that lowers the error.
 
     minmax     the whole range of a group                                                  `full_grid`
-    weights    the range with the least squared error of the weights                       `clipped_grid`
+    weights    the range with the least squared error of the weights                       `searched_grid`
     outputs    the range with the least squared error of the outputs on calibration rows   `searched_grid`, with moments of the groups
 
     s = argmin over c in (0.5 ... 1.0) of  d H_gg d^T,    d = W_g - Q(W_g; c * max |W_g| / 7)
@@ -131,22 +131,15 @@ def full_grid(weight_OI: Tensor, group_size: int, *, symmetric: bool) -> Grid:
     return Grid(group_scale(weight_OI, group_size)) if symmetric else group_range(weight_OI, group_size)
 
 
-def clipped_grid(weight_OI: Tensor, group_size: int, hessian_II: Tensor | None = None, *, symmetric: bool) -> Grid:
+def searched_grid(weight_OI: Tensor, group_size: int, blocks_Ggg: Tensor | None, *, symmetric: bool) -> Grid:
     """Returns the grid with the least error for each group, float32 [O, G], with zero points int8 [O, G] unless symmetric.
 
     Args:
         weight_OI: float32.
         group_size: Inputs that share a scale; the last group may be shorter.
-        hessian_II: Mean of x x^T over the inputs, float32; None for the squared error of the weights.
+        blocks_Ggg: Diagonal blocks of H (`diagonal_blocks`), float32 [G, g, g]; None for the squared error of the weights.
         symmetric: Whether all zero points are 0.
     """
-    return searched_grid(
-        weight_OI, group_size, None if hessian_II is None else diagonal_blocks(hessian_II, group_size), symmetric=symmetric
-    )
-
-
-def searched_grid(weight_OI: Tensor, group_size: int, blocks_Ggg: Tensor | None, *, symmetric: bool) -> Grid:
-    """Returns what `clipped_grid` does, from the diagonal blocks of H alone, float32 [G, g, g]."""
     weights = GroupErrors.of(weight_OI, group_size, blocks_Ggg)
     best, *others = _candidates(weight_OI, group_size, symmetric)
     error_OG = weights.of_grid(best)

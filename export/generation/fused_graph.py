@@ -236,7 +236,7 @@ class _Writer:
         )
 
     def _gate_and_up(self, layer: Layer, read: str) -> tuple[str, str]:
-        """The products of the feed-forward network's input; as one where their weights have one format, whose input is rounded once."""
+        """Returns the products of gate and up: halves of one product where their weights have one format, whose input is rounded once."""
         if self._format(layer.gate) != self._format(layer.up):
             return self._product(read, [layer.gate]), self._product(read, [layer.up])
         halves = [f"{layer.gate}.half", f"{layer.up}.half"]

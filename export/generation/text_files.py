@@ -17,7 +17,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import openvino
 from openvino_tokenizers import convert_tokenizer
@@ -31,9 +30,6 @@ from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.library import one_line, quiet
 from foundation.standalone.chat_template import TemplateRefused
 from foundation.standalone.language_text import SETTINGS, LanguageText
-
-if TYPE_CHECKING:
-    pass
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 

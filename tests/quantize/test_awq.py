@@ -17,7 +17,7 @@ from foundation.schemes.scales import Grid
 from quantize.awq import ALPHAS, activation_factor, awq, choose, describe
 from quantize.calibration import Observed
 from quantize.folding import find_folds, groups
-from quantize.group_scales import Groups, clipped_grid, full_grid
+from quantize.group_scales import Groups, full_grid, searched_grid
 from quantize.moments import Moments, output_errors
 
 
@@ -73,7 +73,7 @@ def test_the_error_is_never_above_that_of_the_nearest(
     hessian = moments_of(x).hessian_II
     _, factor, [grid], errors = choose([weight], moments_of(x), Groups(group_size, symmetric, "outputs"))
     rounded = on_grid(grid, group_size, weight * factor) / factor
-    nearest = on_grid(clipped_grid(weight, group_size, symmetric=symmetric), group_size, weight)
+    nearest = on_grid(searched_grid(weight, group_size, None, symmetric=symmetric), group_size, weight)
     found, before, power = (float(output_errors(weight, other, hessian).sum()) for other in (rounded, nearest, torch.zeros_like(weight)))
     assert found <= before
     assert errors["error"] == pytest.approx(found / power if power else 0.0, rel=1e-6)

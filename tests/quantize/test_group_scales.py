@@ -11,7 +11,7 @@ from torch import Tensor
 from foundation.schemes.int4 import Int4Scales, group_scale, num_groups
 from foundation.schemes.scales import Grid
 from quantize.choices import GroupRange
-from quantize.group_scales import CLIPS, GroupMoments, Groups, clipped_grid, diagonal_blocks, full_grid
+from quantize.group_scales import CLIPS, GroupMoments, Groups, diagonal_blocks, full_grid, searched_grid
 from quantize.moments import Moments, output_errors
 
 
@@ -47,7 +47,7 @@ def naive_errors(weight: Tensor, group_size: int, hessian: Tensor, o: int, g: in
 def test_no_clip_is_better_for_its_group(inputs: int, group_size: int, weighted: bool, symmetric: bool) -> None:
     weight, hessian = problem(0, 4, inputs)
     hessian = hessian if weighted else torch.eye(inputs)
-    found = clipped_grid(weight, group_size, hessian if weighted else None, symmetric=symmetric)
+    found = searched_grid(weight, group_size, diagonal_blocks(hessian, group_size) if weighted else None, symmetric=symmetric)
     assert found.scale.shape == (4, num_groups(inputs, group_size))
     assert (found.zero_point is None) == symmetric
     full = group_scale(weight, group_size)
@@ -63,7 +63,7 @@ def test_no_clip_is_better_for_its_group(inputs: int, group_size: int, weighted:
 
 def test_a_negative_extreme_may_have_the_code_minus_eight() -> None:
     weight = torch.tensor([[-8.0, 1, 2, 3, 4, 5, 6, 7]])
-    grid = clipped_grid(weight, 8, symmetric=True)
+    grid = searched_grid(weight, 8, None, symmetric=True)
     assert grid.scale.item() == pytest.approx(1)
     assert torch.equal(scales_of(grid, 8).on_grid(weight), weight)
 
@@ -71,10 +71,10 @@ def test_a_negative_extreme_may_have_the_code_minus_eight() -> None:
 def test_sixteen_levels_on_one_side_of_zero_are_all_used() -> None:
     weight = torch.arange(16.0)[None]
     for values in (weight, -weight):
-        grid = clipped_grid(values, 16, symmetric=False)
+        grid = searched_grid(values, 16, None, symmetric=False)
         assert torch.equal(scales_of(grid, 16).on_grid(values), values)
         assert sorted(scales_of(grid, 16).codes(values)[0].tolist()) == list(range(-8, 8))
-    assert (scales_of(clipped_grid(weight, 16, symmetric=True), 16).on_grid(weight) - weight).abs().max() >= 0.5
+    assert (scales_of(searched_grid(weight, 16, None, symmetric=True), 16).on_grid(weight) - weight).abs().max() >= 0.5
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([0.0, 0.1, -1.0, 3.0]), st.booleans())
@@ -86,7 +86,7 @@ def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size
     blocks = diagonal_blocks(hessian if weighted else torch.eye(len(hessian)), group_size)
 
     def errors(symmetric: bool) -> Tensor:
-        grid = clipped_grid(weight, group_size, hessian if weighted else None, symmetric=symmetric)
+        grid = searched_grid(weight, group_size, diagonal_blocks(hessian, group_size) if weighted else None, symmetric=symmetric)
         d = (scales_of(grid, group_size).on_grid(weight) - weight).reshape(outputs, -1, group_size)
         return torch.einsum("ogi,gij,ogj->og", d.double(), blocks.double(), d.double())
 
@@ -103,8 +103,8 @@ def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inpu
         output_errors(weight, scales_of(grid, group_size).on_grid(weight), hessian)
         for grid in (
             Groups(group_size, symmetric).best(weight, hessian),
-            clipped_grid(weight, group_size, hessian, symmetric=symmetric),
-            clipped_grid(weight, group_size, symmetric=symmetric),
+            searched_grid(weight, group_size, diagonal_blocks(hessian, group_size), symmetric=symmetric),
+            searched_grid(weight, group_size, None, symmetric=symmetric),
         )
     ]
     assert torch.equal(errors[0], torch.minimum(errors[1], errors[2]))
@@ -115,8 +115,8 @@ def test_groups_name_what_their_ranges_are_chosen_by(symmetric: bool) -> None:
     weight, hessian = problem(3, 4, 10)
     expected: dict[GroupRange, Grid] = {
         "minmax": full_grid(weight, 4, symmetric=symmetric),
-        "weights": clipped_grid(weight, 4, symmetric=symmetric),
-        "outputs": clipped_grid(weight, 4, hessian, symmetric=symmetric),
+        "weights": searched_grid(weight, 4, None, symmetric=symmetric),
+        "outputs": searched_grid(weight, 4, diagonal_blocks(hessian, 4), symmetric=symmetric),
     }
     for name, grid in expected.items():
         found = Groups(4, symmetric, name).grid(weight, diagonal_blocks(hessian, 4))
@@ -151,7 +151,7 @@ def test_blocks_lie_on_the_diagonal() -> None:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_zeros_get_the_scale_one(symmetric: bool) -> None:
-    for grid in (clipped_grid(torch.zeros(2, 6), 4, symmetric=symmetric), full_grid(torch.zeros(2, 6), 4, symmetric=symmetric)):
+    for grid in (searched_grid(torch.zeros(2, 6), 4, None, symmetric=symmetric), full_grid(torch.zeros(2, 6), 4, symmetric=symmetric)):
         assert grid.scale.tolist() == [[1, 1], [1, 1]]
         assert (scales_of(grid, 4).on_grid(torch.zeros(2, 6)) == 0).all()
 
@@ -174,5 +174,5 @@ def random_weights(kind: str) -> Tensor:
 def test_zero_points_gain_what_the_documentation_says(kind: str, group_size: int, expected: tuple[float, float]) -> None:
     weight = random_weights(kind)
     for symmetric, told in zip((True, False), expected, strict=True):
-        error = scales_of(clipped_grid(weight, group_size, symmetric=symmetric), group_size).on_grid(weight) - weight
+        error = scales_of(searched_grid(weight, group_size, None, symmetric=symmetric), group_size).on_grid(weight) - weight
         assert 10 * float(torch.log10(weight.square().sum() / error.square().sum())) == pytest.approx(told, abs=0.06)

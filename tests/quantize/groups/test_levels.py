@@ -18,7 +18,7 @@ from foundation.core.errors import InputError
 from foundation.schemes.int4 import GroupScales, Int4Scales
 from foundation.schemes.scales import Grid
 from foundation.schemes.two_level import are_two_level
-from quantize.group_scales import GroupMoments, Groups, clipped_grid, diagonal_blocks, full_grid
+from quantize.group_scales import GroupMoments, Groups, diagonal_blocks, full_grid, searched_grid
 from quantize.groups.errors import GroupErrors
 from quantize.groups.levels import two_level
 from quantize.groups.offsets import searched_offsets
@@ -123,7 +123,11 @@ def naively_rounded(start: Grid, o: int, first: int, last: int) -> list[tuple[fl
 
 
 def start_of(weights: GroupErrors, weight: Tensor, size: int, kind: GroupScales, symmetric: bool, hessian: Tensor | None) -> Grid:
-    return searched_offsets(weights) if kind == "k_quant" else clipped_grid(weight, size, hessian, symmetric=symmetric)
+    return (
+        searched_offsets(weights)
+        if kind == "k_quant"
+        else searched_grid(weight, size, None if hessian is None else diagonal_blocks(hessian, size), symmetric=symmetric)
+    )
 
 
 @pytest.mark.parametrize(("kind", "symmetric"), CASES)
