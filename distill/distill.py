@@ -119,7 +119,7 @@ class Distill(DistillSettings):
         from distill.student import check_student
         from foundation.models.config import check_length
         from foundation.training.allowed import check_training
-        from foundation.training.supervised import check_labelled
+        from foundation.training.supervised import check_known, check_labelled
 
         if context.facts.answer.PER_TOKEN and self.student.path is not None:
             given = f"{self.student.path} given"
@@ -161,6 +161,8 @@ class Distill(DistillSettings):
             check_length(after, context.max_length)
         if not self.resolved().losses:
             check_labelled(context.task, context.data, self.key)
+        if self.hard_weight:
+            check_known(context.data, f"{self.key}.hard_weight", "leave it out")
         if self.prompt is not None:
             check_prompt(self.prompt, context, f"{self.key}.prompt")
         joins = self._joins_micro_batches(self.plan.settings(after, teacher, context), context.task)

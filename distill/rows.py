@@ -13,12 +13,13 @@ import numpy as np
 from distill.plain_text import PlainText, new_rows, packed, read_plain
 from foundation.data.splits import Data, Split, hold_out
 from foundation.models.inputs.tokenizer import load_tokenizer
+from foundation.training.distillation.assembly import count_labelled
 
 
 def gather(
     data: Data, fraction: float, extra_text: PlainText | None, copies: int, key: str, log: Callable[[str], None]
 ) -> tuple[Split, int]:
-    """Returns the training rows for a task, and how many of them have labels: these come first.
+    """Returns the training rows for a task, and how many of them have labels: these come first. None has if the train rows have none.
 
     Args:
         data: The data of the run.
@@ -29,7 +30,7 @@ def gather(
         log: Receives a line about excluded rows.
     """
     split = chosen_rows(data.train, fraction)
-    num_labelled = len(split)
+    num_labelled = count_labelled(split)
     if extra_text is not None:
         plain = unlabelled(extra_text, data, split, f"{key}.extra_text", log)
         split = Split([*split.rows, *plain.rows], split.labels.joined(plain.labels))

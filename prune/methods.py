@@ -44,6 +44,8 @@ class MethodFacts:
 
     score: Callable[[Scoring], Scores] | None = None
     """Returns the scores of a model; None for a method that learns masks with the weights."""
+    reads_labels: bool = False
+    """Whether scores are gradients of the loss against labels."""
     relative: bool = False
     """Whether scores are comparable within a layer only, so that they are divided by their mean in each layer."""
 
@@ -64,8 +66,8 @@ def _by_gradient(score: Callable[[Tensor], Tensor]) -> Callable[[Scoring], Score
 
 METHODS: Mapping[str, MethodFacts] = {
     "magnitude": MethodFacts(lambda given: by_magnitude(given.model, given.structure), relative=True),
-    "taylor": MethodFacts(_by_gradient(taylor)),
-    "fisher": MethodFacts(_by_gradient(fisher)),
+    "taylor": MethodFacts(_by_gradient(taylor), reads_labels=True),
+    "fisher": MethodFacts(_by_gradient(fisher), reads_labels=True),
     "activation": MethodFacts(lambda given: by_activation(given.model, given.structure, given.batches), relative=True),
     "joint": MethodFacts(),
     "movement": MethodFacts(),

@@ -89,10 +89,11 @@ class Prune(PruneSettings):
         Raises:
             InputError: It cannot.
         """
+        from foundation.training.supervised import check_known
         from prune.choices import Recover
         from prune.latency.timing import target_shape
         from prune.masks.learned import as_trained, check_learned
-        from prune.methods import is_learned
+        from prune.methods import METHODS, is_learned
         from prune.recovery import check_recovery
         from prune.width.principal import try_width
 
@@ -106,6 +107,10 @@ class Prune(PruneSettings):
             raise InputError(f"{key}.granularity", "vocabulary given", reason, "leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
+        if METHODS[self.method].reads_labels:
+            check_known(context.data, f"{key}.method", "give activation or magnitude", self.method)
+        if self.layer_score == "loss":
+            check_known(context.data, f"{key}.layer_score", "give influence", "loss")
         plan = self._planned(config)
         self._try_on_shapes(config, plan)
         if self.measure == "latency" and plan.structure.sizes.tokens:

@@ -43,7 +43,7 @@ from foundation.training.distillation.distilled import (
 from foundation.training.finetune import trained_here
 from foundation.training.history import History
 from foundation.training.selection import judged_by, selection_metric
-from foundation.training.supervised import check_labelled, check_loss, supervised
+from foundation.training.supervised import check_label_weight, check_labelled, check_loss, supervised
 from foundation.training.train import Batch, Objective, TrainConfig, Training, train
 from prune.choices import Recover
 
@@ -220,6 +220,7 @@ def check_recovery(
     check_training(settings, after, context, key)
     if not settings.distill:
         check_labelled(context.task, context.data, key)
+    check_label_weight(settings, context.data, key)
     if not settings.distill or (not settings.named and settings.soft_weight < 1):
         check_loss(after, context, key, settings.micro_batch_size)
     if settings.named:

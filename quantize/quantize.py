@@ -106,7 +106,7 @@ class Quantize(QuantizeSettings):
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
         from foundation.training.allowed import check_training
         from foundation.training.distillation.distilled import plan_of
-        from foundation.training.supervised import check_labelled, check_loss
+        from foundation.training.supervised import check_label_weight, check_labelled, check_loss
         from quantize.rotation.rotation import try_rotation
         from quantize.streaming import check_streamed
         from quantize.training.qat import key_of
@@ -137,6 +137,7 @@ class Quantize(QuantizeSettings):
             check_training(self.qat, config, context, key)
             if not self.qat.distill:
                 check_labelled(context.task, context.data, key)
+            check_label_weight(self.qat, context.data, key)
             if not self.qat.distill or (not self.qat.named and self.qat.soft_weight < 1):
                 check_loss(config, context, key, self.qat.micro_batch_size)
         if self.mode != "ptq" and teacher is not None and self.qat.named:

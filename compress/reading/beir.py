@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.reading.sources import row_of
+from compress.reading.cells import row_of
 from foundation.core.errors import InputError, Problem
 from foundation.core.files import local
 from foundation.core.shown import shown

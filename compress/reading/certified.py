@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from compress.reading import label_sets, labels
+from compress.reading.cells import check_file, row_of
 from compress.reading.class_folders import KINDS, is_archive, read_files
 from compress.reading.sentences import is_conll, read_conll, sentence_of
-from compress.reading.sources import HEADED, QUOTED, Source, check_file, row_of
+from compress.reading.sources import HEADED, QUOTED, Source
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import shown

@@ -85,7 +85,12 @@ def drop_unlabelled(sources: dict[str, list[S]], log: Callable[[str], None]) -> 
     unlabelled = [name for name, found in sources.items() if is_unlabelled(found)]
     for name in unlabelled:
         if name == "train":
-            raise InputError(sources[name][0].name, "all labels are -1, so train is unlabelled", "labelled train rows are needed")
+            raise InputError(
+                sources[name][0].name,
+                "all labels are -1, so train is unlabelled",
+                "labelled train rows are needed",
+                "or set data.train_labels: false",
+            )
         log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
     return unlabelled

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from compress.reading import label_sets, labels
 from compress.reading.candidate_pairs import load_candidates
 from compress.reading.captioned_images import load_captioned
@@ -31,7 +33,7 @@ from compress.reading.windowed import in_windows
 from foundation.core.errors import InputError, Problem
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, divide, with_test
-from foundation.labels.classes import ClassIds
+from foundation.labels.classes import ClassIds, UnknownClassIds
 from foundation.labels.facts import Facts
 from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task, tasks_with
@@ -96,15 +98,21 @@ def load_data(
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
     facts = TASKS[task]
     sources = read_sources(config, task, log)
+    without = [] if config.train_labels else sources.pop("train")
     unlabelled = labels.drop_unlabelled(sources, log)
+    if without:
+        _check_judged(sources)
     names, origin, predicts_values = SCORE, "data", not facts.named_classes
     every = [source for found in sources.values() for source in found]
+    naming = every if without else sources["train"]
     vectors = facts.multi_label and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
     if not predicts_values:
         found = partial(label_sets.set_names, vectors=vectors) if facts.multi_label else labels.class_names
-        names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
+        names, origin = (
+            (label_names, "the model") if label_names else (found(naming), "validation and test" if without else "the train split")
+        )
     ids = partial(label_sets.set_ids, vectors=vectors) if facts.multi_label else labels.class_ids
-    numbered = label_names is not None or bool(labels.own_names(sources["train"]))
+    numbered = label_names is not None or bool(labels.own_names(naming))
     convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=numbered)
     if vectors:
         log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
@@ -112,6 +120,9 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         log(f"data: the classes of the data have other names than {origin}, and are matched by their place: {pairs}")
     form = facts.answer.form if not facts.two_towers else ClassIds
     splits = _label(sources, lambda found: form(convert(found)))
+    if without:
+        rows = [row for source in without for row in source.rows]
+        splits["train"] = Split(rows, UnknownClassIds(np.zeros(len(rows), np.int64)))
     if not unlabelled:
         with_test(splits, config.path, log)
     data = divide(
@@ -121,6 +132,18 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         return data
     templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
     return with_prompts(data, templates, f"data.path {config.path}", log)
+
+
+def _check_judged(sources: dict[str, list[Source]]) -> None:
+    """Raises if there are no labels to decide by, or none to report results of."""
+    absent = [name for name in ("validation", "test") if name not in sources]
+    if absent:
+        raise InputError(
+            "data.train_labels",
+            f"false given, and there is no labelled {' and no labelled '.join(absent)} split",
+            "decisions and results need labelled rows, and not the same ones",
+            "divide the labelled rows into a validation and a test split (data.files)",
+        )
 
 
 def _check_keys(config: DataConfig, task: Task) -> None:
@@ -133,6 +156,9 @@ def _check_keys(config: DataConfig, task: Task) -> None:
         "multi_hot": lambda row: row.multi_label,
         "windows": lambda row: row.reads_windows,
     }
+    if not config.train_labels and (facts.answer.form is not ClassIds or facts.two_towers):
+        tasks = tasks_with(lambda row: row.answer.form is ClassIds and not row.two_towers)
+        raise InputError("data.train_labels", f"false given for {task}", f"it is for {tasks}", "leave it out")
     if config.keep_evaluation_rows and facts.searches:
         raise InputError(
             "data.keep_evaluation_rows", f"true given for {task}, whose evaluation queries are never trained on", remedy="leave it out"

@@ -18,13 +18,13 @@ from typing import Any
 
 from compress.reading import images
 from compress.reading.aligned import aligned_files, read_aligned
+from compress.reading.cells import check_file, row_of
 from compress.reading.class_folders import ARCHIVES, KINDS, FileKind, LabelledFile, is_archive, read_files
 from compress.reading.features import label_names_of, names_in
 from compress.reading.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.reading.squad import is_json, question_of, read_squad
 from foundation.core.errors import InputError, Problem, nearest
-from foundation.core.files import local, read_plain
-from foundation.core.shown import is_unicode, reason, shown
+from foundation.core.files import local
 from foundation.data import tables
 from foundation.data.compressed import Limit
 from foundation.data.config import Columns, DataConfig, FileConfig
@@ -235,6 +235,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
     if facts.tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
+    if split == "train" and not config.train_labels:
+        return _read_rows(str(path), tables.read_table(replace(table, columns=columns[:-1])), task, path.parent, table.unit, labelled=False)
     names = label_names_of(table, columns[-1]) if facts.answer.classifies else ()
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
 
@@ -333,7 +335,8 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
         raise InputError("data.columns", f"{positions[0]} given", "Hub data sets have named columns", "give names")
-    unnamed = [str(named["label"])] if facts.needs_pairs and "label" in named and config.columns.label is None else []
+    optional = not config.train_labels or (facts.needs_pairs and config.columns.label is None)
+    unnamed = [str(named["label"])] if optional and "label" in named else []
     elsewhere = _without_margins(named, "test")
     margins = [str(column) for key, column in _without_margins(named, "train").items() if key not in elsewhere]
     found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, [*unnamed, *margins])
@@ -351,6 +354,12 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
             sources.setdefault(SPLITS[name], []).append(pairs)
             continue
         where = f"{config.path} split {name}"
+        if SPLITS[name] == "train" and not config.train_labels:
+            texts = [cells[: len(columns) - 1] for cells in rows]
+            sources.setdefault("train", []).append(_read_rows(where, enumerate(texts, 1), task, Path(), "row", labelled=False))
+            continue
+        if columns[-1] not in features:
+            raise InputError.of([tables.missing_column(f"data.path {where}", columns[-1], features)])
         names = names_in(features.to_dict()[columns[-1]], where) if facts.answer.classifies else ()
         source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
         sources.setdefault(SPLITS[name], []).append(source)
@@ -360,7 +369,14 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
 
 
 def _read_rows(
-    name: str, cells: Iterator[tuple[int, Cells]], task: Task, folder: Path, unit: str, label_names: tuple[str, ...] = ()
+    name: str,
+    cells: Iterator[tuple[int, Cells]],
+    task: Task,
+    folder: Path,
+    unit: str,
+    label_names: tuple[str, ...] = (),
+    *,
+    labelled: bool = True,
 ) -> Source:
     """Converts the cells of a table to rows of the task."""
     facts = TASKS[task]
@@ -374,7 +390,7 @@ def _read_rows(
         if facts.finds_spans:
             source.add(*question_of(found, f"{name} {unit} {number}"), number)
             continue
-        contents, label = (found[:-1], found[-1]) if facts.needs_labels else (found, None)
+        contents, label = (found[:-1], found[-1]) if facts.needs_labels and labelled else (found, None)
         row = row_of(contents, facts.modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)
     if not source.rows:
@@ -431,54 +447,6 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
-    """Turns the cells of a table into a row: a text, a pair of texts, or an encoded image or sound.
-
-    Args:
-        contents: One text, two, or one file.
-        modality: `image`, `audio`, or text.
-        folder: Where relative paths of files begin.
-        place: File and line, for the message.
-
-    Raises:
-        InputError: A cell is not text, or not a file that can be decoded.
-    """
-    if modality in KINDS:
-        return _file(contents[0], KINDS[modality], folder, place)
-    for text in contents:
-        if not isinstance(text, str) or not (text.isascii() or is_unicode(text)):
-            raise InputError(place, f"{text!a:.60} given as text", "valid Unicode text is allowed")
-    return contents[0] if len(contents) == 1 else (contents[0], contents[1])
-
-
-def _file(cell: object, kind: FileKind, folder: Path, place: str) -> bytes:
-    """Returns the encoded file of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
-    data = cell
-    if isinstance(cell, dict):
-        encoded = cell.get("bytes")
-        data = encoded if encoded else cell.get("path")
-    if isinstance(data, str):
-        try:
-            data = read_plain(folder / data, kind.most_bytes, f"{place}: {kind.one} {shown(data, 80)}")
-        except InputError:
-            raise
-        except (OSError, ValueError) as error:
-            named = f"{kind.one} {shown(data, 80)} cannot be read ({reason(error)})"
-            raise InputError(place, named, f"a path relative to {folder} is allowed") from error
-    if not isinstance(data, bytes):
-        raise InputError(place, f"{type(data).__name__} given as {kind.one}", "encoded bytes or a path are allowed")
-    check_file(data, kind, place)
-    return data
-
-
-def check_file(data: bytes, kind: FileKind, place: str) -> None:
-    """Raises an `InputError` if an image or sound cannot be decoded."""
-    try:
-        kind.check(data)
-    except ValueError as error:  # BadRow and BadSound
-        raise InputError(place, f"{error}") from error
 
 
 def _check_task(name: str, task: Task, modality: str | None = None) -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from compress.reading.cells import row_of
 from compress.reading.class_folders import KINDS, is_archive, read_files
-from compress.reading.sources import row_of
 from foundation.core.errors import InputError
 from foundation.data.tables import Table, opened, read_table, suffix, text_lines
 from foundation.standalone.preprocess import Row

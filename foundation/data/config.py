@@ -177,7 +177,7 @@ Templates = Annotated[tuple[Template, ...], Field(min_length=1, max_length=1000)
 class DataConfig(Config):
     """Training and evaluation data."""
 
-    LATER: ClassVar[tuple[str, ...]] = ("certify",)
+    LATER: ClassVar[tuple[str, ...]] = ("certify", "train_labels")
 
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
@@ -225,6 +225,9 @@ class DataConfig(Config):
     """For text-classification and multi-label-classification of single texts: reads longer texts in windows of `max_length` tokens instead
     of only their beginnings. In training every window is a row with the label of its text; everywhere else a text has one answer, of all
     of its windows."""
+    train_labels: bool = True
+    """Whether the train rows have labels. false: for one class a row, they need no column of labels, and none is read: stages learn from a
+    teacher alone. Rows with labels are then needed in both the validation and the test split."""
     keep_evaluation_rows: bool = False
     """Whether train rows with the content of an evaluation row (its texts, image, sound or source, whatever the label) stay in training and
     calibration. By default they are left out, since results on rows that were trained on say nothing of new ones; if they stay, the report

@@ -277,6 +277,10 @@ def divide(
     if validation and selection is not None and len(selection) < len(validation):
         log(f"data: {len(validation) - len(selection)} validation rows that are also in test are dropped")
     carved = not selection
+    if carved and not train.labels.KNOWN:
+        raise InputError(
+            where, "all validation rows are test rows too", "decisions need labelled rows that results are not of", "give others"
+        )
     if not selection:
         selection = _carve(train, final, where, log)
         log(f"data: {len(selection)} train rows, chosen by content hash, are set aside for selection")

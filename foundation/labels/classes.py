@@ -38,6 +38,13 @@ class ClassIds(Labels):
             yield np.tile(np.arange(answers.shape[1]) == known, (len(self), 1)).astype(np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class UnknownClassIds(ClassIds):
+    """Rows of classes without labels: zeros, int64 `[n]`, which no loss may read."""
+
+    KNOWN: ClassVar[bool] = False
+
+
 class ClassAnswer(Answer):
     """The label with the largest logit; of equal ones the first."""
 

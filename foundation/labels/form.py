@@ -40,6 +40,8 @@ class Labels(ABC):
     """Whether these are shares of the predictions, written in percent."""
     COMPARED: ClassVar[bool] = False
     """Whether rows of different runs are compared, so that a process needs the labels of others."""
+    KNOWN: ClassVar[bool] = True
+    """Whether the rows have labels. The numbers of unknown ones are all 0, and no loss may read them."""
     SHUFFLED: ClassVar[bool] = True
     """Whether the answer to one row can be taken for the answer to another one."""
     ONE_CLASS: ClassVar[bool] = False

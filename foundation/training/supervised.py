@@ -31,6 +31,8 @@ from foundation.training.train import Batch, Objective
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from foundation.training.distillation.settings import DistillationSettings
+
 
 def check_labelled(task: Task, data: Data, key: str) -> None:
     """Checks that there are labels to learn from without a teacher.
@@ -41,13 +43,46 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         key: What learns, for the message.
 
     Raises:
-        InputError: The train rows are documents without queries.
+        InputError: The train rows have no labels, or are documents without queries.
     """
     facts = TASKS[task]
+    check_known(data, key, "learn from a teacher alone: distill, or recover and qat with distill: true")
     if facts.searches and facts.embeds and not isinstance(data.train.labels, Groups):
         raise InputError(
             key, "learns from queries, and the data have none to train on", remedy="add qrels/train.tsv, or learn from a teacher alone"
         )
+
+
+def check_known(data: Data, key: str, remedy: str, given: str = "") -> None:
+    """Checks that the train rows have labels.
+
+    Args:
+        data: The data of the run.
+        key: Key of what reads the labels, for the message.
+        remedy: What to do, for the message.
+        given: The value of the key; empty for a whole section.
+
+    Raises:
+        InputError: They have none (`data.train_labels: false`).
+    """
+    if not data.train.labels.KNOWN:
+        what = f"{given} given, which reads" if given else "reads"
+        raise InputError(key, f"{what} the labels of the train rows, and these have none (data.train_labels: false)", remedy=remedy)
+
+
+def check_label_weight(settings: DistillationSettings, data: Data, key: str) -> None:
+    """Checks that no weight is given to labels that are unknown. Weights that the recipe leaves out count as 0 then.
+
+    Raises:
+        InputError: One is given.
+    """
+    if settings.named:
+        name, given = "hard_weight", bool(settings.hard_weight)
+    else:
+        usual = type(settings).model_fields["soft_weight"].default
+        name, given = "soft_weight", settings.soft_weight not in (usual, 1)
+    if given:
+        check_known(data, f"{key}.{name}", "leave it out")
 
 
 def check_loss(
@@ -103,8 +138,10 @@ def supervised(
         label_smoothing: Share of the target probability that is spread over all choices.
         loss: The loss, for tasks that have several (`foundation.training.losses.table.loss_names`); None: the usual one.
         team: For vectors, the processes that share the rows of a batch.
-        labels: For vectors, the labels of all training rows.
+        labels: The labels of all training rows, which vectors read. The objective raises an `InputError` if they are unknown.
     """
+    if labels is not None and not labels.KNOWN:
+        return _unlabelled
     if TASKS[task].two_towers:
         return partial(_contrastive, team)
     return Supervised(losses_of(task, loss, team, labels), label_smoothing)
@@ -136,6 +173,11 @@ class Supervised:
     def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the labels, given the answers of the model."""
         return {self.losses.name: self.losses.labelled(answers_bD, batch.labels, self.label_smoothing)}
+
+
+def _unlabelled(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Refuses to learn from labels that are unknown, in case that no check before the run did."""
+    raise InputError("data.train_labels", "false given, and a loss reads the labels of the train rows", remedy="learn from a teacher alone")
 
 
 def _contrastive(team: Team, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -41,6 +41,16 @@ class StudentInputs:
     on_policy: Callable[[nn.Module, Batch], Batch | None] | None = None
     """Lets the student write the answers of some steps."""
 
+    @classmethod
+    def of(cls, split: Split, preprocessor: Preprocessor) -> StudentInputs:
+        """Returns the rows of a split, all of which are labelled if its labels are known."""
+        return cls(split, preprocessor, count_labelled(split))
+
+
+def count_labelled(split: Split) -> int:
+    """Returns the number of rows that have labels: all, or none."""
+    return len(split) if split.labels.KNOWN else 0
+
 
 class Loaded(NamedTuple):
     """A teacher: a frozen model on its device."""

@@ -112,7 +112,7 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         assert context.teacher is not None, "the pipeline provides the teacher"
         plan = plan_of(settings, distillation.key, distillation.origin is not None)
         teacher = Loaded(context.teacher.id, freeze(distillation.teacher), theirs)
-        return assembled(plan, distillation.model, [teacher], StudentInputs(split, prepared, len(split)), context, distillation.origin)
+        return assembled(plan, distillation.model, [teacher], StudentInputs.of(split, prepared), context, distillation.origin)
     rows = split.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
     if context.facts.embeds and prepared.width != theirs.width:
@@ -129,7 +129,8 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
     elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read the rows of the first one
         cached = 0
     losses = losses_of(context.task, team=context.team, labels=context.data.train.labels)
-    return Distilled(distillation.teacher, losses, len(rows), cached, temperature, settings.soft_weight, own, logits)
+    soft_weight = settings.soft_weight if split.labels.KNOWN else 1.0
+    return Distilled(distillation.teacher, losses, len(rows), cached, temperature, soft_weight, own, logits)
 
 
 def _fits(num_rows: int, num_logits: int) -> bool:

@@ -59,9 +59,10 @@ class LossPlan:
 
         preset, facts = self.preset, context.facts
         self.check_answers(context)
-        if preset.hard_weight != 0:
+        hard_weight = preset.hard_weight if context.data.train.labels.KNOWN else 0.0
+        if hard_weight != 0:
             check_loss(student, context, self.key, parts)
-        check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
+        check_covered(preset.losses, hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.settings(student, teacher, context), strict=True):
             loss.wants(setting)
             if loss.VECTORS_ALONE and not facts.embeds:
