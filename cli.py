@@ -84,9 +84,10 @@ def plan(
         str | None, typer.Option("--devices", metavar="8x80GB[,nvlink][,3.35TB/s]", help="Devices to fit training and serving on.")
     ] = None,
     streams: Annotated[int | None, typer.Option("--streams", min=1, help="With --devices: answers, or rows, served at once.")] = None,
+    budget: arguments.Budget = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check the recipe and predict size, FLOPs, disk space, memory and time, without loading weights."""
+    """Check the recipe and predict size, FLOPs, disk space, memory and time, without loading weights; with --budget, train a little."""
 
     def work() -> None:
         checked = _read(recipe, settings)
@@ -96,6 +97,10 @@ def plan(
         typer.echo(found.text)
         if found.refused:
             raise InputError.of(found.refused)
+        if budget:
+            from compress.budget.page import describe
+
+            typer.echo("\n" + describe(checked))
 
     finish(work, verbose)
 

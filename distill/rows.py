@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from distill.plain_text import PlainText, new_rows, packed, read_plain
-from foundation.data.splits import Data, Split, hold_out
+from foundation.data.splits import Data, Split, chosen_rows
 from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.training.distillation.assembly import count_labelled
 
@@ -70,8 +70,3 @@ def unlabelled(text: PlainText, data: Data, known: Split, key: str, log: Callabl
 def repeated(split: Split, copies: int) -> Split:
     """Returns a split followed by copies of itself."""
     return split if not copies else Split(split.rows * (1 + copies), split.labels[np.tile(np.arange(len(split)), 1 + copies)])
-
-
-def chosen_rows(train: Split, fraction: float) -> Split:
-    """Returns about this share of the rows, chosen by content hash: the same for every row order, seed and machine."""
-    return train if fraction == 1 else hold_out(train, fraction)[1]

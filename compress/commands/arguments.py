@@ -17,6 +17,9 @@ def print_version(wanted: bool) -> None:
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; default: runs/<name>.")]
+Budget = Annotated[
+    bool, typer.Option("--budget", help="Run short trainings, and predict what more rows, epochs and layers are worth; takes minutes.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; a stage is named by its id. Repeatable.")

@@ -341,6 +341,11 @@ def hold_out(split: Split, share: float) -> tuple[Split, Split]:
     return split.take(rest), split.take(chosen)
 
 
+def chosen_rows(train: Split, fraction: float) -> Split:
+    """Returns about this share of the rows, chosen by content hash: the same for every row order, seed and machine."""
+    return train if fraction == 1 else hold_out(train, fraction)[1]
+
+
 def with_test(splits: dict[str, Split], path: str, log: Callable[[str], None], rows: str = "rows") -> None:
     """Makes some rows of train the test split, in place, where a single file is all that there is.
 

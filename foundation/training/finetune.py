@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.data.splits import Data
+from foundation.data.splits import Data, chosen_rows
 from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
@@ -40,7 +40,7 @@ class Finetune(TrainingSettings, Stage):
 
     VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "finetune"
-    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", "prompt", *TrainingSettings.LATER)
+    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", "prompt", "fraction", *TrainingSettings.LATER)
 
     learning_rate: LearningRate = 3e-5
     """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
@@ -61,6 +61,8 @@ class Finetune(TrainingSettings, Stage):
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
     head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
 
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the train rows to train on, chosen by content hash."""
     prompt: PromptTuning | None = None
     """Prompt tuning or P-tuning: trains virtual tokens before every text, and the head, instead of all weights; give {} for the defaults.
     Learning rates are larger, such as 1e-2. Needs a text with one answer; not with `lora`."""
@@ -88,7 +90,7 @@ class Finetune(TrainingSettings, Stage):
 
         parted = (self.micro_batch_size or self.batch_size) < self.batch_size
         again = parted and self.loss not in get_args(OrderLoss) and compares_rows(cast("PairLoss | None", self.loss), data.train.labels)
-        return passes.after * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
+        return passes.after * self.epochs * ((3.0 + again) * self.fraction * len(data.train.rows) + len(data.selection.rows))
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
@@ -104,6 +106,9 @@ class Finetune(TrainingSettings, Stage):
             raise InputError(f"{key}.thresholds", "given", f"it is for {tasks_with(lambda row: row.answer.form in FITS)}", "leave it out")
         if self.label_smoothing and not context.facts.answer.PROBABILITIES:
             raise InputError(f"{key}.label_smoothing", f"{self.label_smoothing:g} given", f"{context.task} has no classes", "leave it out")
+        if self.fraction != 1 and context.data.train.together > 1:
+            given, why = f"{self.fraction:g} given", f"some rows of {context.task} belong together, and it would part them"
+            raise InputError(f"{key}.fraction", given, why, "leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
         if self.prompt is not None:
@@ -143,6 +148,7 @@ class Finetune(TrainingSettings, Stage):
                 prepared,
                 TrainConfig.of(self),
                 self.title,
+                split=chosen_rows(context.data.train, self.fraction),
                 select=selection_metric(context, prepared),
                 depends=self.model_dump(mode="json", include={"label_smoothing", "loss", "prompt"}, exclude_none=True),
             )

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from distill.choices import Student
 from distill.distill import Distill
-from distill.rows import chosen_rows
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
+from foundation.data.splits import chosen_rows
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.size import Passes

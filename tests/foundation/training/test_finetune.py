@@ -19,9 +19,12 @@ from foundation.labels.value import Numbers
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.size import Passes
 from foundation.stage.context import Context
+from foundation.training import train
 from foundation.training.finetune import Finetune
+from foundation.training.history import History
 from foundation.training.state import rows_digest
 from foundation.training.supervised import supervised
 from foundation.training.train import Batch
@@ -92,6 +95,29 @@ def test_label_smoothing_needs_classes(tiny_bert: Path, context: Context, tmp_pa
 
 def test_work_grows_with_rows_and_epochs(context: Context) -> None:
     assert Finetune(epochs=2).work(Passes(10, 10, 2), context.data) == 10 * 2 * (3 * 64 + 20)
+    assert Finetune(epochs=2, fraction=0.25).work(Passes(10, 10, 2), context.data) == 10 * 2 * (3 * 16 + 20)
+
+
+def test_a_share_of_the_rows_is_trained_on(context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = []
+    monkeypatch.setattr(train, "train", lambda model, objective, training: splits.append(training.split) or History())
+    for name, fraction in (("whole", 1.0), ("half", 0.5), ("quarter", 0.25)):
+        (tmp_path / name).mkdir()
+        Finetune(fraction=fraction).run(Artifact(tiny_bert, {}), context, tmp_path / name)
+    whole, half, quarter = (set(split.rows) for split in splits)
+    assert [len(split) for split in splits] == [64, 32, 16]
+    assert quarter < half < whole
+    assert Finetune().model_dump() == Finetune(fraction=1.0).model_dump()
+    assert "fraction" not in Finetune().model_dump()
+
+
+def test_rows_that_belong_together_are_not_parted(context: Context, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Checkpoint(tiny_bert).config
+    Finetune(fraction=0.5).check(config, None, context)
+    monkeypatch.setattr(Split, "together", property(lambda self: 2))
+    Finetune().check(config, None, context)
+    with raises_problem("stages.finetune.fraction", "0.5"):
+        Finetune(fraction=0.5).check(config, None, context)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
