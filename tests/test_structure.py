@@ -15,7 +15,7 @@ from foundation.schemes.table import SCHEMES
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
 METHODS = {"quantize", "distill", "prune", "export", "triton_repo"}
-MAY_NAME_METHODS = ("compress.pipeline", "compress.recipe", "compress.run", "compress.search", "compress.commands", "compress.api")
+MAY_NAME_METHODS = tuple(f"compress.{room}" for room in ("pipeline", "recipe", "run", "search", "budget", "commands", "api"))
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES
