@@ -43,7 +43,8 @@ def compare_with_torch(
     Returns:
         `batch`, `sequence`, `ours_ms` and `eager_ms` (medians), and `speedup`.
     """
-    encoder, eager = Encoder(plan, machine.device, machine.dtype, machine.tiles), eager_bert(bert, machine)
+    encoder = Encoder(plan, machine.device, machine.dtype, machine.tiles)
+    eager = eager_bert(bert, machine.device, machine.dtype)
     found = []
     for batch, sequence in shapes:
         ids = np.random.default_rng(0).integers(0, bert.words, (batch, sequence))
@@ -56,8 +57,8 @@ def compare_with_torch(
     return found
 
 
-def eager_bert(bert: Bert, machine: Machine) -> PreTrainedModel:
-    """Returns the model of Transformers, of random weights, in the float type of the machine."""
+def eager_bert(bert: Bert, device: str | torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Returns the model of Transformers, of random weights."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -69,7 +70,7 @@ def eager_bert(bert: Bert, machine: Machine) -> PreTrainedModel:
         max_position_embeddings=bert.positions,
         attn_implementation="sdpa",
     )
-    return BertForSequenceClassification(config).eval().to(machine.device, machine.dtype)
+    return BertForSequenceClassification(config).eval().to(device, dtype)
 
 
 def _recorded(encoder: Encoder, ids: np.ndarray, machine: Machine) -> Recording:

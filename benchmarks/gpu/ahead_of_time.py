@@ -12,7 +12,8 @@ int8 matrix instructions by capability:
 
 IMMA saturates its sums at the ends of int32, which the sums of K < 2^17 products of two codes do not reach.
 
-The hot loop is the innermost loop with the most matrix instructions, else the innermost loop. A spill is a load or a store of local memory
+The hot loop is the innermost loop with the most matrix instructions, else the innermost loop. Its shortest pass leaves out what branches
+skip: slow paths, and waits that have to be repeated. A spill is a load or a store of local memory
 (LDL, STL): what the compiler writes when registers do not suffice.
 """
 
@@ -90,6 +91,8 @@ class Binary:
     """How often each instruction stands in the machine code, by its full name."""
     hot_loop: Counter[str]
     """The same of the hot loop; empty if there is no loop."""
+    shortest_pass: Counter[str]
+    """The same of the way through the hot loop with the fewest instructions."""
     ending: Counter[str]
     """The same of what follows the last matrix instruction: how the outputs are ended and stored. Empty if there is none."""
 
@@ -141,6 +144,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
         path.write_bytes(cubin)
         lines = _run("nvdisasm", "-c", str(path)).splitlines()
         usage = dict(re.findall(r"(REG|STACK|SHARED):(\d+)", _run("cuobjdump", "-res-usage", str(path))))
+    loop = _hot_loop(lines)
     return Binary(
         name=metadata.name,
         capability=capability,
@@ -152,7 +156,8 @@ def compiled(launch: Launch, capability: int) -> Binary:
         shared_bytes=metadata.shared + int(usage["SHARED"]),
         tensor_memory_columns=metadata.tmem_size or 0,
         instructions=Counter(name for _, name, _ in _instructions(lines)),
-        hot_loop=_hot_loop(lines),
+        hot_loop=Counter(loop.names),
+        shortest_pass=Counter(_shortest_pass(loop)),
         ending=_ending(lines),
     )
 
@@ -199,20 +204,54 @@ def _ending(lines: list[str]) -> Counter[str]:
     return Counter(name for name in names[matrix[-1] + 1 :] if not name.startswith("NOP")) if matrix else Counter()
 
 
-def _hot_loop(lines: list[str]) -> Counter[str]:
-    """Returns the instructions of the hot loop: those from the target of a backward branch to the branch."""
-    instructions, labels, waiting = _instructions(lines), {}, []
+@dataclass(frozen=True)
+class _Loop:
+    """The instructions from the target of a backward branch to the branch."""
+
+    names: tuple[str, ...] = ()
+    followers: tuple[tuple[int, ...], ...] = ()
+    """Where in `names` each instruction may continue, forwards within the loop."""
+
+
+def _hot_loop(lines: list[str]) -> _Loop:
+    """Returns the hot loop; one without instructions where there is none."""
+    instructions, labels, waiting, jumps = _instructions(lines), {}, [], []
     for line in lines:
         if label := LABEL.match(line):
             waiting.append(label[1])
         elif match := INSTRUCTION.match(line):
             labels.update(dict.fromkeys(waiting, int(match[1], 16)))
             waiting = []
+            target = TARGET.search(match[3]) if match[2].startswith("BRA") else None
+            always = "@" not in match[0].partition(match[2])[0] and "," not in match[3]  # a uniform predicate is an operand
+            jumps.append((target[1], always) if target else None)
+    place = {address: at for at, (address, _, _) in enumerate(instructions)}
+    targets = [(place[labels[jump[0]]], jump[1]) if jump and jump[0] in labels else None for jump in jumps]
     loops = []
-    for address, name, operands in instructions:
-        target = TARGET.search(operands) if name.startswith("BRA") else None
-        start = labels.get(target[1], address) if target else address
-        if start < address:
-            loops.append(Counter(name for at, name, _ in instructions if start <= at <= address))
-    innermost = sorted(loops, key=lambda loop: loop.total())  # a loop around another has more instructions
-    return max(innermost, key=lambda loop: count(loop, *INT8_MATRIX, *FP16_MATRIX), default=Counter())
+    for end, backwards in enumerate(targets):
+        if backwards is None or backwards[0] >= end:
+            continue
+        start, followers = backwards[0], []
+        for at, jump in enumerate(targets[start:end], start):
+            ways = [at + 1] if jump is None or not jump[1] else []
+            ways += [jump[0]] if jump is not None and at < jump[0] <= end else []
+            followers.append(tuple(way - start for way in ways))
+        loops.append(_Loop(tuple(name for _, name, _ in instructions[start : end + 1]), tuple(followers)))
+    innermost = sorted(loops, key=lambda loop: len(loop.names))  # a loop around another has more instructions
+    return max(innermost, key=lambda loop: count(Counter(loop.names), *INT8_MATRIX, *FP16_MATRIX), default=_Loop())
+
+
+def _shortest_pass(loop: _Loop) -> list[str]:
+    """Returns the instructions of the shortest way from the first to the last one."""
+    last = len(loop.names) - 1
+    if last < 0:
+        return []
+    length, follower = {last: 1}, {}  # from an instruction to the last one
+    for at in range(last - 1, -1, -1):  # branches go forwards
+        ways = [(length[other] + 1, other) for other in loop.followers[at] if other in length]
+        if ways:
+            length[at], follower[at] = min(ways)
+    way = [0]
+    while way[-1] in follower:
+        way.append(follower[way[-1]])
+    return [loop.names[at] for at in way]

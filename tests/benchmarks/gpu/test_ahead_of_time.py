@@ -10,7 +10,18 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _ending, _hot_loop, compiled, count
+from benchmarks.gpu.ahead_of_time import (
+    CAPABILITIES,
+    FP16_MATRIX,
+    INT8_MATRIX,
+    LIMITS,
+    Binary,
+    _ending,
+    _hot_loop,
+    _shortest_pass,
+    compiled,
+    count,
+)
 from benchmarks.gpu.cases import (
     CASES,
     EVERY,
@@ -114,7 +125,7 @@ def test_too_few_registers_spill_and_are_told() -> None:
 
 
 def test_limits_are_told() -> None:
-    binary = Binary("k", 86, b"", "", 256, 16, 0, LIMITS[86].shared_bytes + 1, 513, Counter(), Counter(), Counter())
+    binary = Binary("k", 86, b"", "", 256, 16, 0, LIMITS[86].shared_bytes + 1, 513, Counter(), Counter(), Counter(), Counter())
     assert binary.over_limits() == [
         "k on sm_86: 256 registers of a thread, 255 allowed",
         "k on sm_86: 131072 registers of a program, 65536 allowed",
@@ -139,7 +150,31 @@ def test_the_hot_loop_is_the_innermost_with_matrix_instructions() -> None:
 .L_x_3:
         /*0090*/                   BRA `(.L_x_3);
 """.splitlines()
-    assert _hot_loop(code) == Counter({"IMMA.16832.S8.S8.SAT": 1, "STL": 1, "BRA": 1})
-    assert _hot_loop(code[-2:]) == Counter()
+    assert _hot_loop(code).names == ("IMMA.16832.S8.S8.SAT", "STL", "BRA")
+    assert _hot_loop(code[-2:]).names == ()
+    assert _shortest_pass(_hot_loop(code[-2:])) == []
     assert _ending(code) == Counter({"STL": 1, "BRA": 4, "IADD3": 1, "BRA.U": 1})
     assert _ending(code[6:]) == Counter()
+
+
+def test_the_shortest_pass_leaves_out_what_branches_skip() -> None:
+    code = """
+.L_x_0:
+        /*0010*/                   MOV R1, R2 ;
+        /*0020*/              @!P0 BRA `(.L_x_1) ;
+        /*0030*/                   FMUL R4, R4, R5 ;
+        /*0040*/                   FMUL R5, R5, R5 ;
+.L_x_1:
+        /*0050*/                   BRA.U !UP0, `(.L_x_2) ;
+        /*0060*/                   BRA `(.L_x_3) ;
+.L_x_2:
+        /*0070*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0080*/               @P2 BRA `(.L_x_4) ;
+.L_x_3:
+        /*0090*/                   STL [R1], R4 ;
+        /*00a0*/               @P1 BRA `(.L_x_0) ;
+.L_x_4:
+        /*00b0*/                   EXIT ;
+""".splitlines()
+    assert _shortest_pass(_hot_loop(code)) == ["MOV", "BRA", "BRA.U", "BRA", "STL", "BRA"]
+    assert _shortest_pass(_hot_loop([line for line in code if "0060" not in line]))[3:] == ["HMMA.16816.F32", "BRA", "STL", "BRA"]

@@ -4,11 +4,19 @@
 
 wrote the recording from the package tensorrt-stubs 10.13.0.35.1 of PyPI, whose stubs are made from NVIDIA's bindings. For each class it has
 the arguments of every overload of a method, `[name, whether it may be left out]` each, and null for what is no method.
+
+No stubs are published for TensorRT 11. Its bindings print their signatures themselves, and need NVIDIA's libraries (2 GB) for 9 functions
+alone: with empty ones under the names libnvinfer.so.11, libnvinfer_plugin.so.11 and libnvonnxparser.so.11 they can be imported, and
+
+    python -m tests.export.engines.tensorrt_calls tensorrt_bindings/tensorrt.so VERSION > tests/export/engines/tensorrt_11_4.json
+
+wrote that recording from tensorrt-cu13-bindings 11.4.0.106.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import sys
@@ -85,6 +93,27 @@ def _member(classes: dict[str, ast.ClassDef], kind: str, name: str) -> Any:
     return found or next((_member(classes, base, name) for base in bases if base in classes), "absent")
 
 
+def printed(trt: Any) -> dict[str, Any]:
+    """Returns what bindings print of the names in `CALLS` and `LATER`; a class that is missing has "absent" for all."""
+    return {
+        kind: {name: _printed(getattr(getattr(trt, kind, None), name, "absent"), name) for name in sorted(names)}
+        for kind, names in (CALLS | LATER).items()
+    }
+
+
+def _printed(member: Any, name: str) -> Any:
+    if member == "absent":
+        return member
+    signatures = re.findall(rf"{name}\(self: [^,)]*,? ?(.*?)\) ->", member.__doc__ or "") if callable(member) else []
+    overloads = [[part for part in re.split(r", (?=\w+: )", given) if part] for given in signatures]
+    return [[[part.partition(":")[0], " = " in part] for part in given] for given in overloads] or None
+
+
 if __name__ == "__main__":
-    contents = {"source": f"tensorrt-stubs {sys.argv[2]}", "classes": recorded(Path(sys.argv[1]).read_text(encoding="utf-8"))}
+    source = Path(sys.argv[1])
+    if source.suffix == ".pyi":
+        contents = {"source": f"tensorrt-stubs {sys.argv[2]}", "classes": recorded(source.read_text(encoding="utf-8"))}
+    else:
+        sys.path.insert(0, str(source.parent))
+        contents = {"source": f"tensorrt-cu13-bindings {sys.argv[2]}", "classes": printed(importlib.import_module(source.stem))}
     print(json.dumps(contents, indent=1))

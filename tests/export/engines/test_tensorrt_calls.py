@@ -1,5 +1,5 @@
-"""Every call of TensorRT is in one module. Each exists, with these arguments, in the bindings of TensorRT-RTX, which has the interface of
-TensorRT 11, and in the published stubs of TensorRT 10; the stand-in takes what they take."""
+"""Every call of TensorRT is in one module. Each exists, with these arguments, in the bindings of TensorRT-RTX, in the bindings of TensorRT 11
+and in the published stubs of TensorRT 10; the stand-in takes what they take."""
 
 import ast
 import inspect
@@ -11,11 +11,12 @@ import pytest
 import tensorrt_rtx_bindings as rtx
 
 from tests.export import tensorrt_stand_in as stand_in
-from tests.export.engines.tensorrt_calls import CALLS, LATER, ONLY_RTX, recorded
+from tests.export.engines.tensorrt_calls import CALLS, LATER, ONLY_RTX, printed, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = ROOT / "foundation" / "standalone" / "tensorrt_plan.py"
-RECORDED = json.loads(Path(__file__).with_name("tensorrt_10_13.json").read_text(encoding="utf-8"))
+SOURCES = {"tensorrt_10_13": "tensorrt-stubs 10.13.0.35.1", "tensorrt_11_4": "tensorrt-cu13-bindings 11.4.0.106"}
+RECORDED = {name: json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")) for name in SOURCES}
 METHODS = {kind: {name for name in names if callable(getattr(getattr(rtx, kind), name))} for kind, names in CALLS.items()}
 
 
@@ -28,10 +29,15 @@ def arities(kind: str, name: str) -> set[int]:
     return allowed
 
 
-def arities_10(kind: str, name: str) -> set[int]:
-    """The same by the recorded stubs."""
-    overloads = RECORDED["classes"][kind][name] or []
+def arities_recorded(version: str, kind: str, name: str) -> set[int]:
+    """The same by a recording."""
+    overloads = RECORDED[version]["classes"][kind][name] or []
     return {count for given in overloads for count in range(sum(not optional for _, optional in given), len(given) + 1)}
+
+
+def arities_everywhere(kind: str, name: str) -> set[int]:
+    """The same in all versions."""
+    return arities(kind, name).intersection(*(arities_recorded(version, kind, name) for version in SOURCES))
 
 
 def calls() -> list[tuple[str, int]]:
@@ -47,20 +53,27 @@ def test_everything_that_is_called_exists_in_the_bindings(kind):
     assert (CALLS | LATER)[kind] - set(dir(getattr(rtx, kind))) == set()
 
 
+@pytest.mark.parametrize("version", SOURCES)
 @pytest.mark.parametrize("kind", CALLS)
-def test_everything_that_is_called_exists_in_the_stubs_of_tensorrt_10(kind):
-    assert RECORDED["source"] == "tensorrt-stubs 10.13.0.35.1"
-    assert {name: value for name, value in RECORDED["classes"][kind].items() if value == "absent"} == {}
-    assert set(RECORDED["classes"][kind]) == CALLS[kind]
+def test_everything_that_is_called_exists_in_the_recordings(kind, version):
+    assert RECORDED[version]["source"] == SOURCES[version]
+    assert {name: value for name, value in RECORDED[version]["classes"][kind].items() if value == "absent"} == {}
+    assert set(RECORDED[version]["classes"][kind]) == CALLS[kind]
 
 
-def test_calls_have_the_arguments_that_both_take():
+def test_attention_nodes_exist_in_tensorrt_11():
+    classes = RECORDED["tensorrt_11_4"]["classes"]
+    assert {kind: set(classes[kind]) for kind in LATER} == LATER
+    assert "absent" not in [value for kind in LATER for value in classes[kind].values()]
+
+
+def test_calls_have_the_arguments_that_all_take():
     found = calls()
     assert len(found) > 30
     for name, count in found:
         kinds = [kind for kind in METHODS if name in METHODS[kind]]
-        assert any(count in arities(kind, name) & arities_10(kind, name) for kind in kinds) or name == "set_shape", (name, count)
-    assert arities("IOptimizationProfile", "set_shape") & arities_10("IOptimizationProfile", "set_shape") == {4}  # the shapes are unpacked
+        assert any(count in arities_everywhere(kind, name) for kind in kinds) or name == "set_shape", (name, count)
+    assert arities_everywhere("IOptimizationProfile", "set_shape") == {4}  # the shapes are unpacked
 
 
 def test_the_list_of_calls_is_whole():
@@ -103,7 +116,7 @@ def code_lines(path: Path) -> list[str]:
 def test_the_stand_in_takes_what_the_bindings_take(kind, ours):
     for name in METHODS[kind]:
         taken = len(inspect.signature(getattr(ours, name)).parameters) - 1
-        assert taken in arities(kind, name) & arities_10(kind, name), (kind, name)
+        assert taken in arities_everywhere(kind, name), (kind, name)
 
 
 def test_a_stub_is_read_as_it_is():
@@ -116,3 +129,21 @@ def test_a_stub_is_read_as_it_is():
     assert found["Runtime"]["deserialize_cuda_engine"] == "absent"
     text = text.replace("    def other(self) -> int: ...\n", "    def deserialize_cuda_engine(self, a: int, b: int = 0) -> int: ...\n")
     assert recorded(text)["Runtime"]["deserialize_cuda_engine"] == [[["a", False], ["b", True]]]
+
+
+def test_printed_signatures_are_read_as_they_are():
+    class Builder:
+        def create_network(self) -> None:
+            """create_network(self: t.Builder, flags: typing.SupportsInt = 0) -> t.INetworkDefinition"""
+
+        def build_serialized_network(self) -> None:
+            """1. build_serialized_network(self: t.Builder, network: t.N, config: t.C) -> t.H
+            2. build_serialized_network(self: t.Builder) -> t.H"""
+
+        create_builder_config = 3
+
+    found = printed(type("Module", (), {"Builder": Builder}))["Builder"]
+    assert found["create_network"] == [[["flags", True]]]
+    assert found["build_serialized_network"] == [[["network", False], ["config", False]], []]
+    assert found["create_builder_config"] is None
+    assert found["create_optimization_profile"] == "absent"

@@ -56,20 +56,21 @@ def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores:
 
 @given(
     LENGTHS, st.sampled_from([(1, 1), (2, 2), (4, 2)]), st.sampled_from([1, 16, 32, 33, 64, 128]), st.booleans(), st.booleans(),
-    st.sampled_from([0.1, 1.0, 4.0]), st.sampled_from([torch.float16, torch.float32]), st.integers(0, 999),
+    st.sampled_from([0.1, 1.0, 4.0]), st.sampled_from([torch.float16, torch.float32]), st.sampled_from([None, False, True]),
+    st.integers(0, 999),
 )  # fmt: skip
 @settings(max_examples=10)
-@example([130, 0, 65], (4, 2), 64, True, True, 1.0, torch.float16, 0)
-@example([130, 0, 65], (4, 2), 33, False, True, 1.0, torch.float32, 0)
-@example([1], (1, 1), 1, False, False, 1.0, torch.float16, 0)
+@example([130, 0, 65], (4, 2), 64, True, True, 1.0, torch.float16, True, 0)
+@example([130, 0, 65], (4, 2), 33, False, True, 1.0, torch.float32, True, 0)
+@example([1], (1, 1), 1, False, False, 1.0, torch.float16, None, 0)
 def test_against_float64(
     interpreted: Interpreted, lengths: list[int], heads: tuple[int, int], dimension: int, int8: bool, causal: bool, spread: float,
-    dtype: torch.dtype, seed: int,
+    dtype: torch.dtype, lazy: bool | None, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
     q, k, v = rows(lengths, *heads, dimension, int8=int8, spread=spread, dtype=dtype)
     scales = {"query_scale": 1 / 60, "key_scale": 0.02} if int8 else {}
-    scores = Scores(dimension**-0.5, causal, **scales)
+    scores = Scores(dimension**-0.5, causal, **scales, lazy=lazy)
     check(interpreted(packed_attention, q, k, v, starts(lengths), scores), q, k, v, starts(lengths), scores)
 
 
@@ -111,6 +112,58 @@ def test_large_scores_do_not_overflow(interpreted: Interpreted) -> None:
     sharp = q * torch.tensor([1.0, -1.0, 1.0]).reshape(3, 1, 1).half()
     assert interpreted(packed_attention, q, sharp.half(), v, starts([3]), Scores(1.0)).unique().tolist() == [1.0]  # the mean of 0 and 2
     assert not math.isnan(interpreted(packed_attention, -q, q, v, starts([3]), Scores(1.0, causal=True)).sum().item())
+
+
+def growing(steps: float, tiles: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows whose largest product grows by so many powers of two from one tile of 64 keys to the next, with a factor of 1 / log2 e."""
+    total, dimension = 64 * tiles, 16
+    q, k = torch.zeros(total, 1, dimension), torch.randn(total, 1, dimension)
+    q[:, :, 0], k[:, :, 0] = 1.0, torch.arange(total).div(64, rounding_mode="floor")[:, None] * steps
+    return q.half(), k.half(), torch.randn(total, 1, dimension).half()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("steps", [0.0, 1.0, 7.5, 8.0, 8.5, 9.0, 40.0, 4000.0, -7.5, -4000.0])
+def test_maxima_that_grow_in_every_tile(interpreted: Interpreted, steps: float, lazy: bool) -> None:
+    torch.manual_seed(1)
+    q, k, v = growing(steps)
+    scores = Scores(math.log(2.0), lazy=lazy)
+    check(interpreted(packed_attention, q, k, v, starts([192]), scores), q, k, v, starts([192]), scores)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_lazy_scaling_gives_the_same_outputs_as_scaling_in_every_tile(interpreted: Interpreted, causal: bool) -> None:
+    torch.manual_seed(2)
+    q, k, v = rows([190, 3], 2, 1, 32, int8=False)
+    lazy, each = (interpreted(packed_attention, q, k, v, starts([190, 3]), Scores(0.3, causal, lazy=choice)) for choice in (True, False))
+    assert not torch.equal(lazy, each)
+    torch.testing.assert_close(lazy, each, rtol=2.0**-9, atol=2.0**-10)
+    q, k, v = growing(8.5)  # every tile grows by more than the threshold: the same operations
+    lazy, each = (interpreted(packed_attention, q, k, v, starts([192]), Scores(math.log(2.0), lazy=choice)) for choice in (True, False))
+    assert torch.equal(lazy, each)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_row_without_a_finite_score_leaves_the_others_alone(interpreted: Interpreted, lazy: bool) -> None:
+    q, k, v = rows([70], 1, 1, 16, int8=False)
+    k = k.abs() + 0.5
+    wanted = interpreted(packed_attention, q, k, v, starts([70]), Scores(0.25, lazy=lazy))
+    q[3] = -math.inf
+    found = interpreted(packed_attention, q, k, v, starts([70]), Scores(0.25, lazy=lazy))
+    assert found[3].isnan().all()  # as the softmax of torch
+    kept = torch.arange(70) != 3
+    torch.testing.assert_close(found[kept], wanted[kept], rtol=2.0**-9, atol=2.0**-10)
+
+
+def test_a_row_that_grows_scales_no_other_wrongly(interpreted: Interpreted) -> None:
+    torch.manual_seed(3)
+    q, k, v = growing(0.0)
+    k[100], q[::2, :, 1], q[1::2, :, 1] = 0.0, 1.0, 0.0
+    k[100, :, 1] = 300.0  # only every second row sees it
+    scores = Scores(math.log(2.0), lazy=True)
+    found = interpreted(packed_attention, q, k, v, starts([192]), scores)
+    check(found, q, k, v, starts([192]), scores)
+    torch.testing.assert_close(found[::2], v[100].expand_as(found[::2]), rtol=1e-3, atol=1e-3)
 
 
 def test_wrong_input_is_refused() -> None:
