@@ -5,6 +5,7 @@
     compiled, packed   the same weights over rows without padding, attention by torch.nn.attention.varlen, compiled
     torchao int8       the packed one after Int8DynamicActivationInt8WeightConfig of torchao, compiled; bf16 between the layers
 
+    TensorRT           our exported Q/DQ graph of the same sizes, and the float one, both with fp16 (`tensorrt_rival`)
     varlen             attention alone, torch.nn.attention.varlen against our packed kernel, for the same rows and those of SQuAD's lengths
 
 All have random weights. `rates` counts rows per second of SQuAD's lengths in the batches of `benchmarks.gpu.squad`, filled up to one size,
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.gpu import tensorrt_rival
 from benchmarks.gpu.against_torch import eager_bert
 from benchmarks.gpu.measurements import BROKEN, line
 from benchmarks.gpu.squad import SEQUENCES, TOKENS, Bert, Machine, batches_of, packed, random_plan
@@ -144,7 +146,7 @@ def pass_of(rival: Rival, bert: Bert, machine: Machine, using: Torch) -> Pass:
     Raises:
         ModuleNotFoundError: torchao is not installed.
     """
-    model = eager_bert(bert, Machine(machine.device, machine.record, machine.wait, dtype=rival.dtype))
+    model = eager_bert(bert, machine.device, rival.dtype)
     module: nn.Module = PackedBert(model, using.attend) if rival.packed else model
     if rival.torchao:
         torchao: Any = importlib.import_module("torchao.quantization")  # an optional package
@@ -240,13 +242,39 @@ def compare(ours: Ours, bert: Bert, machine: Machine, gpu: Gpu, using: Torch = O
                     raise TimeoutError(f"the {seconds:.0f} seconds of the comparison were over")
                 forward = pass_of(rival, bert, machine, using)
             except (*BROKEN, ImportError, TimeoutError) as error:
-                found["times"] += [_timed(rival, shape, None, None, line(error)) for shape in works]
+                found["times"] += [_timed(rival.name, shape, None, None, line(error)) for shape in works]
                 found["rates"] += [_rated(rival, None, our_rate, line(error))] if rival.packed else []
                 continue
             found["times"] += list(_times(rival, forward, ours, works, gpu))
             if rival.packed:
                 found["rates"].append(_rate_of(rival, forward, ours, our_rate))
+        found["times"] += list(by_tensorrt(works, bert, machine, gpu, machine.clock() > end))
     return found
+
+
+def by_tensorrt(works: Mapping[tuple[int, int], Any], bert: Bert, machine: Machine, gpu: Gpu, late: bool) -> Iterator[dict[str, Any]]:
+    """Yields a row of `times` for every plan of TensorRT and every shape of ours.
+
+    Args:
+        works: Our passes by shape.
+        bert: Sizes.
+        machine: Where.
+        gpu: Takes the times.
+        late: Whether no time is left.
+    """
+    reason = tensorrt_rival.absence() or ("no time was left" if late else None)
+    measured = set()
+    try:
+        for name, theirs in () if reason else tensorrt_rival.answering(bert, tuple(works), machine):
+            measured.add(name)
+            for shape, work in works.items():
+                times = {side: statistics.median(ms) for side, ms in in_turns({"ours": work, "rival": theirs[shape]}, gpu).items()}
+                yield _timed(name, shape, times["rival"], times["ours"], None)
+    except (*BROKEN, ImportError) as error:
+        reason = line(error)
+    for name in tensorrt_rival.PRECISIONS:
+        if name not in measured:
+            yield from (_timed(name, shape, None, None, reason) for shape in works)
 
 
 def attention_alone(named: Mapping[str, Rows], bert: Bert, machine: Machine, gpu: Gpu, using: Torch) -> Iterator[dict[str, Any]]:
@@ -285,9 +313,9 @@ def _times(rival: Rival, forward: Pass, ours: Ours, works: Mapping[tuple[int, in
             forward(rows)  # compiles
             times = {name: statistics.median(ms) for name, ms in in_turns({"ours": work, "rival": lambda: forward(rows)}, gpu).items()}  # noqa: B023
         except BROKEN as error:
-            yield _timed(rival, shape, None, None, line(error))
+            yield _timed(rival.name, shape, None, None, line(error))
         else:
-            yield _timed(rival, shape, times["rival"], times["ours"], None)
+            yield _timed(rival.name, shape, times["rival"], times["ours"], None)
 
 
 def _rate_of(rival: Rival, forward: Pass, ours: Ours, our_rate: float) -> dict[str, Any]:
@@ -297,9 +325,9 @@ def _rate_of(rival: Rival, forward: Pass, ours: Ours, our_rate: float) -> dict[s
         return _rated(rival, None, our_rate, line(error))
 
 
-def _timed(rival: Rival, shape: tuple[int, int], ms: float | None, ours_ms: float | None, reason: str | None) -> dict[str, Any]:
+def _timed(rival: str, shape: tuple[int, int], ms: float | None, ours_ms: float | None, reason: str | None) -> dict[str, Any]:
     speedup = None if ms is None or ours_ms is None else round(ms / ours_ms, 4)
-    return {"rival": rival.name, "shape": " x ".join(map(str, shape)), "ms": ms, "ours_ms": ours_ms, "speedup": speedup, "reason": reason}
+    return {"rival": rival, "shape": " x ".join(map(str, shape)), "ms": ms, "ours_ms": ours_ms, "speedup": speedup, "reason": reason}
 
 
 def _rated(rival: Rival, per_s: float | None, ours: float, reason: str | None) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     TensorRT, fp16             the float graph in halves, each attention one node
     TensorRT, int8 and fp16    the same with Q/DQ around every linear layer in the blocks
 
-Graphs are made as the stage `export` makes them (`export.graph`), plans by `foundation.standalone.tensorrt_plan`. Rows have one length and are
-padded to none; the answers are recorded as a CUDA graph on torch's stream, so that both sides are timed by the same events. Scales of
-inputs are numbers that keep the codes of random weights in range, and say nothing of accuracy.
+Graphs are made as the stage `export` makes them (`export.graph`), plans by `foundation.standalone.tensorrt_plan`. Rows have one length and
+no padding. A pass is recorded as a CUDA graph on torch's stream, so that the same events time both sides. All inputs have one scale, which
+says nothing of accuracy.
 
 Needs the packages tensorrt, onnx and onnxruntime; where one is missing, a row has the reason.
 """
@@ -32,6 +32,8 @@ PRECISIONS = {"TensorRT, int8 and fp16": True, "TensorRT, fp16": False}
 """Whether the layers in the blocks are int8, by rival."""
 INPUT_SCALE = 0.03
 TENSORRT = "tensorrt"
+Works = dict[tuple[int, int], Callable[[], Any]]
+"""What runs a pass, by (rows, tokens)."""
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
@@ -171,7 +173,7 @@ def _checkpoint(bert: Bert, folder: Path, is_int8: bool) -> Path:
     return folder
 
 
-def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -> Iterator[tuple[str, dict[tuple[int, int], Callable[[], Any]]]]:
+def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -> Iterator[tuple[str, Works]]:
     """Yields for every rival what answers rows of each shape, on the current GPU, as CUDA graphs.
 
     Args:
@@ -186,7 +188,7 @@ def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -
     trt, random = importlib.import_module(TENSORRT), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         for name, plan in plans(trt, bert, shapes, Path(folder)):
-            works: dict[tuple[int, int], Callable[[], Any]] = {}
+            works: Works = {}
             for rows, tokens in shapes:
                 ids = random.integers(len(SPECIALS), bert.words, (rows, tokens))
                 device = TorchDevice(machine.device, lambda: int(torch.cuda.current_stream(machine.device).cuda_stream))

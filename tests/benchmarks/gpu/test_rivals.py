@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import rivals
+from benchmarks.gpu import rivals, tensorrt_rival
 from benchmarks.gpu.against_torch import eager_bert
 from benchmarks.gpu.rivals import RIVALS, PackedBert, Rival, by_mask, table, verdicts
 from benchmarks.gpu.squad import Bert, Machine
@@ -27,7 +27,7 @@ CPU = Machine(torch.device("cpu"), lambda work: pytest.fail("nothing is recorded
 @torch.inference_mode()
 def test_packed_rows_have_the_logits_of_transformers_model() -> None:
     torch.manual_seed(0)
-    model = eager_bert(TINY, CPU)
+    model = eager_bert(TINY, "cpu", torch.float32)
     for parameter in model.parameters():
         parameter.add_(0.2 * torch.randn_like(parameter))
     given = encoders.features(5, kinds=True)
@@ -64,6 +64,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, passes: Callable[[Rival], Any], cl
     monkeypatch.setattr(rivals, "pass_of", lambda rival, *_: passes(rival))
     monkeypatch.setattr(rivals, "in_turns", lambda works, gpu: {name: [4.0 if name == "rival" else 2.0] for name in works})
     monkeypatch.setattr(rivals, "attention_alone", lambda named, *_: [])
+    monkeypatch.setattr(rivals, "by_tensorrt", lambda *_: [])
     machine = Machine(torch.device("cpu"), lambda work: pytest.fail("nothing is recorded"), lambda: None, clock=clock)
     ours: Any = Ours()
     return rivals.compare(ours, TINY, machine, OnHost(), seconds=10.0)
@@ -124,10 +125,11 @@ def test_the_rehearsal_measures_every_rival_and_writes_the_table(tmp_path: Path)
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True)
     found = json.loads((tmp_path / "rivals.json").read_text())
     reasons = {row["rival"]: row["reason"] for row in (*found["times"], *found["rates"]) if row["reason"] is not None}
-    assert set(reasons) <= {"torchao int8, packed"}  # where torchao is not installed
+    assert set(reasons) <= {"torchao int8, packed", *tensorrt_rival.PRECISIONS}  # where they are not installed
+    assert all(reasons[name] == "not installed: tensorrt" for name in tensorrt_rival.PRECISIONS if name in reasons)
     alone = [row for row in found["times"] if row["rival"] == rivals.VARLEN]
     assert [row["shape"] for row in alone] == ["attention, 2 x 8", "attention, 1 x 4", "attention, lengths of SQuAD"]
-    assert len(found["times"]) == 2 * len(RIVALS) + len(alone)
+    assert len(found["times"]) == 2 * (len(RIVALS) + len(tensorrt_rival.PRECISIONS)) + len(alone)
     assert {line["verdict"] for line in found["verdicts"]} <= {"passed", "missed", "told"}
     assert all(rival.name in done.stdout for rival in RIVALS)
     refused = subprocess.run([*command[:-3], "--rehearse"], capture_output=True, text=True, check=False)

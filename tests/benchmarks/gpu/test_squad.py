@@ -161,7 +161,7 @@ def beside() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
         given.append(list(work().shape))  # the pass runs on the rows of that shape
         return Recording
 
-    model = against_torch.eager_bert(TINY, Machine(torch.device("cpu"), record, clock.wait, dtype=torch.float32))
+    model = against_torch.eager_bert(TINY, "cpu", torch.float32)
     assert sum(weight.numel() for weight in model.bert.encoder.parameters()) > 4 * 32**2
     with pytest.MonkeyPatch.context() as patch:
         forward = against_torch._eager

@@ -1,5 +1,5 @@
-"""Every call of TensorRT is in one module. Each exists, with these arguments, in the bindings of TensorRT-RTX, in the bindings of TensorRT 11
-and in the published stubs of TensorRT 10; the stand-in takes what they take."""
+"""Every call of TensorRT is in one module. Each exists, with these arguments, in the bindings of TensorRT-RTX, in the bindings
+of TensorRT 11, and in the published stubs of TensorRT 10; the stand-in takes what they take."""
 
 import ast
 import inspect
