@@ -68,7 +68,8 @@ class TorchDevice:
     def download(self, address: int, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
         """Copies an array from a buffer."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self._at(address)[:size].cpu().numpy().view(dtype).reshape(shape).copy()
+        values: NDArray[Any] = self._at(address)[:size].cpu().numpy().view(dtype).reshape(shape).copy()
+        return values
 
     def wait(self) -> None:
         """Waits for nothing: copies and launches are in one stream."""
