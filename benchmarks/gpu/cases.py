@@ -17,11 +17,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import references, w4a16
-from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
+from benchmarks.gpu import references
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
+from export.kernels.paged_attention import Pages
+from export.kernels.rounding import INTERPRETED
 
 INPUT_SCALE = 0.01
 LEFT = 0.2
@@ -189,7 +191,7 @@ def w4a16_case(make: Maker, rows: int, outputs: int, inputs: int, group_size: in
     weight = w4a16.Int4Weight(packed, inputs, group_size, make.scales(*groups, around=2e-3), make.integers(-8, 8, *groups))
     x, out = make.halves(rows, inputs), make.empty(rows, outputs, dtype=torch.float16)
     bound = Bound(2.0**-9, 2.0**-8)  # the reference adds in another order
-    return Case(w4a16.launch(x, weight, out), (out,), lambda: (w4a16.reference(x, weight),), bound)
+    return Case(w4a16.launch(x, weight, out), (out,), lambda: (references.w4a16_gemm(x, weight),), bound)
 
 
 def attention_case(make: Maker, sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Case:
@@ -214,6 +216,62 @@ def qkv_case(make: Maker, rows: int, heads: qkv.Heads, inputs: int, turned: bool
     rotary = qkv.Rotary(make.floats(rows, half), make.floats(rows, half)) if turned else None
     launch = qkv.launch(codes, scale, weight, heads, rotary, (q, k, v))
     return Case(launch, (q, k, v), lambda: references.qkv(codes, scale, weight, heads, rotary), HALF if turned else Bound())
+
+
+def token_case(make: Maker, rows: int, inputs: int) -> Case:
+    """Codes with a scale per token."""
+    x, codes, scale = make.halves(rows, inputs), make.empty(rows, inputs, dtype=torch.int8), make.empty(rows, 1)
+    return Case(quantize.token_launch(x, codes, scale), (codes, scale), lambda: references.quantized_tokens(x))
+
+
+def gated_case(make: Maker, rows: int, outputs: int, inputs: int) -> Case:
+    """Gate and up of Llama, the input with a scale per token, the output in codes."""
+    codes, scale = make.codes(rows, inputs), make.scales(rows, 1, around=INPUT_SCALE)
+    gate, up, output = make.weight(outputs, inputs), make.weight(outputs, inputs), Output("silu", scale=0.1)
+    out = make.empty(rows, outputs, dtype=torch.int8)
+    launch = gated.launch(codes, scale, gate, up, output, out)
+    return Case(launch, (out,), lambda: (references.gated(codes, scale, gate, up, output),), HALF)
+
+
+def causal_case(make: Maker, sequences: int, length: int, heads: tuple[int, int], dimension: int) -> Case:
+    """Causal attention over sequences of one length, heads of keys shared, in float16."""
+    start = make.starts(sequences, length)
+    q, k, v = (make.halves(sequences * length, count, dimension) for count in (heads[0], heads[1], heads[1]))
+    out, scores = make.empty(*q.shape, dtype=torch.float16), attention.Scores(dimension**-0.5, causal=True)
+    launch = attention.launch((q, k, v), start, [length] * sequences, scores, out)
+    return Case(launch, (out,), lambda: (references.attention(q, k, v, start, scores),), Bound(2e-3, 2e-3))
+
+
+def paged_case(make: Maker, texts: int, length: int, heads: tuple[int, int], dimension: int, dtype: torch.dtype) -> Case:
+    """One new token of each text, behind `length` - 1 others, on pages of 16; where there are several spans, the kernel of one span."""
+    q, scaling = make.floats(texts, heads[0], dimension, dtype=dtype), dimension**-0.5
+    pages = paged_keys(make, texts, length, heads[1], dimension, dtype)
+    out = make.empty(*q.shape, dtype=dtype)
+    launch = paged_attention.launches(q, pages, scaling, out)[0]
+    bound = Bound(1e-4, 1e-5) if dtype == torch.float32 else Bound(2e-3, 2e-3)
+    return Case(launch, (out,), lambda: (references.attention_to_pages(q, pages, scaling),), bound)
+
+
+def combining_case(make: Maker, texts: int, length: int, heads: int, dimension: int) -> Case:
+    """What adds the spans of `paged_case` up, in float16; its parts are made by the kernel of a span, where kernels run."""
+    q = make.halves(texts, heads, dimension)
+    pages, out = paged_keys(make, texts, length, heads, dimension, torch.float16), make.empty(texts, heads, dimension, dtype=torch.float16)
+    first, second = paged_attention.launches(q, pages, dimension**-0.5, out)
+    if make.device.type == "cuda" or (not make.is_meta and INTERPRETED.value):
+        first.run()
+    return Case(second, (out,), lambda: (references.attention_to_pages(q, pages, dimension**-0.5),), Bound(2e-3, 2e-3))
+
+
+def paged_keys(make: Maker, texts: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Pages:
+    """Returns keys and values of texts of one length, on pages in the order of a permutation."""
+    slots = 16
+    width = -(-length // slots)
+    keys, values = (make.floats(texts * width, slots, heads, dimension, dtype=dtype) for _ in range(2))
+    table, numbers = make.empty(texts, width, dtype=torch.int32), make.empty(texts, dtype=torch.int32)
+    if not make.is_meta:
+        order = torch.arange(texts * width, dtype=torch.int32).flip(0).reshape(texts, width)
+        table, numbers = order.to(make.device), torch.arange(texts, dtype=torch.int32, device=make.device)
+    return Pages(keys, values, table, numbers, torch.full_like(numbers, length))
 
 
 def fifth_case(make: Maker, outputs: int, inputs: int, side: int) -> Case:
@@ -264,7 +322,25 @@ LARGE: dict[str, Make] = {
     "int8 GEMM, 4096 x 4096 x 4096": lambda make: gemm_case(make, 4096, 4096, 4096, Output()),
 }
 """BERT-large; and a square product beside its block-sparse one."""
-EVERY = {**CASES, **LARGE}
+DECODERS: dict[str, Make] = {
+    "int8 GEMM + GELU in tanh + requantize, 4096 x 3072 x 768": lambda make: gemm_case(
+        make, 4096, 3072, 768, Output("gelu_tanh", scale=0.1)
+    ),
+    "causal attention, float16, 4 of 1024 rows, 12 x 64": lambda make: causal_case(make, 4, 1024, (12, 12), 64),
+    "causal attention, float16, 2 of 2048 rows, 9 + 3 x 64": lambda make: causal_case(make, 2, 2048, (9, 3), 64),
+    "attention to pages, float16, 8 of 1024, 12 x 64": lambda make: paged_case(make, 8, 1024, (12, 12), 64, torch.float16),
+    "attention to pages, float16, 8 of 2048, 9 + 3 x 64": lambda make: paged_case(make, 8, 2048, (9, 3), 64, torch.float16),
+    "attention to pages, float16, 8 of 8192, 32 + 8 x 128": lambda make: paged_case(make, 8, 8192, (32, 8), 128, torch.float16),
+    "attention to pages, float32, 8 of 8192, 32 + 8 x 128": lambda make: paged_case(make, 8, 8192, (32, 8), 128, torch.float32),
+    "attention to pages, spans combined, 8 of 1024, 12 x 64": lambda make: combining_case(make, 8, 1024, 12, 64),
+    "int8 gate and up + SiLU + requantize, 4096 x 1536 x 576": lambda make: gated_case(make, 4096, 1536, 576),
+    "int8 gate and up + SiLU + requantize, 4096 x 14336 x 4096": lambda make: gated_case(make, 4096, 14336, 4096),
+    "int8 gate and up + SiLU + requantize, 16 x 14336 x 4096": lambda make: gated_case(make, 16, 14336, 4096),
+    "quantize per token, 16 x 14336": lambda make: token_case(make, 16, 14336),
+    "int8 QKV, 8 x 768, 8 x 96": lambda make: qkv_case(make, 8, qkv.Heads(8, 8, 96), 768, False),
+}
+"""GPT-2, SmolLM2-135M and Llama-3-8B: texts that are read, and 8 or 16 of which each gets a token."""
+EVERY = {**CASES, **LARGE, **DECODERS}
 SMALL: dict[str, Make] = {
     "quantize per tensor": lambda make: tensor_case(make, 3, 70),
     "int8 GEMM": lambda make: gemm_case(make, 20, 70, 96, Output()),
@@ -280,5 +356,12 @@ SMALL: dict[str, Make] = {
     "packed attention, int8 QK": lambda make: attention_case(make, 2, 9, 2, 32, torch.int8),
     "int8 QKV": lambda make: qkv_case(make, 5, qkv.Heads(2, 2, 32), 96, False),
     "int8 QKV + rotary, QK in int8": lambda make: qkv_case(make, 5, qkv.Heads(2, 1, 32, 0.1, 0.1), 96, True),
+    "int8 GEMM + tanh GELU + requantize": lambda make: gemm_case(make, 20, 70, 40, Output("gelu_tanh", scale=0.1)),
+    "causal attention, float16": lambda make: causal_case(make, 2, 9, (4, 2), 32),
+    "attention to pages, float16": lambda make: paged_case(make, 2, 19, (4, 2), 32, torch.float16),
+    "attention to pages, float32": lambda make: paged_case(make, 2, 19, (4, 2), 32, torch.float32),
+    "attention to pages, spans combined": lambda make: combining_case(make, 1, 270, 1, 32),
+    "int8 gate and up + SiLU + requantize": lambda make: gated_case(make, 20, 70, 40),
+    "quantize per token": lambda make: token_case(make, 3, 70),
 }
 """For checks."""

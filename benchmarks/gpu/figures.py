@@ -4,7 +4,8 @@
     python -m benchmarks.gpu.figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
     python -m benchmarks.gpu.figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
     python -m benchmarks.gpu.figures FILE --only rivals    BERT-large against torch eager, compiled, on packed rows, and torchao
-    python -m benchmarks.gpu.figures FILE --only rivals --rehearse    the same of a tiny model on a CPU, with TRITON_INTERPRET=1
+    python -m benchmarks.gpu.figures FILE --only decoders    GPT-2 in int8, reading texts and adding a token to each, against torch
+    python -m benchmarks.gpu.figures FILE --only rivals --rehearse    either of both of a tiny model on a CPU, with TRITON_INTERPRET=1
 
 FILE (JSON) holds `checked`. Where times are taken, it also holds `device`, `versions`, `peak`, `kernels`, `sparse` (from `measurements`),
 `packed` (from `squad`) and `shapes` (from `against_torch`). What failed has a `reason`.
@@ -24,7 +25,7 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.gpu import rivals
+from benchmarks.gpu import decoder_rivals, rivals
 from benchmarks.gpu.against_torch import compare_with_torch
 from benchmarks.gpu.cases import EVERY
 from benchmarks.gpu.gelu import gelu_figures
@@ -36,6 +37,10 @@ from benchmarks.gpu.timing import OnGpu, OnHost
 from export.fused.graphs import Recording, record_on_gpu
 from export.fused.tuning import tuner
 from foundation.artifacts.artifact import write_json
+from foundation.core.named import one_of
+
+REHEARSED = ("rivals", "decoders")
+"""Comparisons with torch, which a CPU can rehearse."""
 
 
 def figures() -> dict[str, Any]:
@@ -76,19 +81,23 @@ class Once:
         return self._output
 
 
-def rivals_alone(rehearsed: bool) -> dict[str, Any]:
-    """Returns what `rivals` measures, and prints its table."""
+def against(which: str, rehearsed: bool) -> dict[str, Any]:
+    """Returns what `rivals` or `decoder_rivals` measures, and prints its table."""
+    encoders = which == "rivals"
     if rehearsed:
         record: Callable[[Callable[[], Tensor]], Recording] = Once
         machine = Machine(torch.device("cpu"), record, lambda: None, dtype=torch.float32)
-        found = {"device": "cpu, a rehearsal", **rivals.rehearsed(machine, OnHost())}
+        measure = rivals.rehearsed if encoders else decoder_rivals.rehearsed
+        found = {"device": "cpu, a rehearsal", **measure(machine, OnHost())}
     else:
         device = torch.device("cuda")
         machine = Machine(device, record_on_gpu, torch.cuda.synchronize, tuner(device))
-        found = {"device": torch.cuda.get_device_name(), **rivals.on_gpu(machine, OnGpu(), squad_lengths(QUERIES))}
+        measured = rivals.on_gpu(machine, OnGpu(), squad_lengths(QUERIES)) if encoders else decoder_rivals.on_gpu(machine, OnGpu())
+        found = {"device": torch.cuda.get_device_name(), **measured}
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
-    print(rivals.table(found))
-    return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in rivals.verdicts(found)]}
+    told = rivals.verdicts(found) if encoders else rivals.verdicts(found, decoder_rivals.MODEL, decoder_rivals.ATLEAST)
+    print(rivals.table(found, told))
+    return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in told]}
 
 
 def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
@@ -117,8 +126,8 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
 def _measured(given: argparse.Namespace, device: str) -> dict[str, Any]:
     if given.check:
         return {"checked": checked(device)}
-    if given.only == "rivals":
-        return rivals_alone(given.rehearse)
+    if given.only in REHEARSED:
+        return against(given.only, given.rehearse)
     return gelu_alone() if given.only == "gelu" else figures()
 
 
@@ -127,12 +136,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.figures", description="Checks and times the kernels on a GPU.")
     parser.add_argument("file", type=Path, help="JSON that is written")
     parser.add_argument("--check", action="store_true", help="check the answers alone")
-    parser.add_argument("--only", choices=["gelu", "rivals"], help="measure this alone")
-    parser.add_argument("--rehearse", action="store_true", help="with --only rivals: a tiny model on the CPU")
+    parser.add_argument("--only", choices=["gelu", *REHEARSED], help="measure this alone")
+    parser.add_argument("--rehearse", action="store_true", help=f"with --only {one_of(REHEARSED)}: a tiny model on the CPU")
     given = parser.parse_args(arguments)
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
-    if given.rehearse and given.only != "rivals":
-        print("figures: --rehearse given without --only rivals; nothing else is rehearsed", file=sys.stderr)
+    if given.rehearse and given.only not in REHEARSED:
+        print(f"figures: --rehearse given without --only {one_of(REHEARSED)}; nothing else is rehearsed", file=sys.stderr)
         return 2
     if not torch.cuda.is_available() and not ((given.check or given.rehearse) and interprets):
         print(

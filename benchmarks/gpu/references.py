@@ -17,7 +17,10 @@ from export.kernels.block_sparse import Packed, SparseWeight
 from export.kernels.embedding import Lookup
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.norm import Keep, Norm
+from export.kernels.paged_attention import Pages
 from export.kernels.qkv import Heads, Rotary
+from export.kernels.w4a16 import Int4Weight
+from foundation.schemes.int4 import unpack as unpacked_int4
 
 FITTED_ERROR, LOGIT_ERROR, SHORT_LOGIT_ERROR = 7.0e-8, 3.1e-6, 2.8e-4
 """Errors of y Phi(y) by the fits `FITTED_LOGIT`, `LOGIT` and `SHORT_LOGIT`."""
@@ -29,6 +32,12 @@ def quantized(x: Tensor, scale: float) -> Tensor:
     return torch.round(steps).clamp(-128, 127).to(torch.int8)
 
 
+def quantized_tokens(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the codes of tokens, and the scale of each."""
+    scale_N = torch.clamp(x_NI.float().abs().amax(dim=1, keepdim=True) / 127, min=2.0**-63)
+    return torch.round(x_NI.float() / scale_N).clamp(-127, 127).to(torch.int8), scale_N
+
+
 def outputs(sums_NO: Tensor, input_scale: float | Tensor, scale_O: Tensor, bias_O: Tensor | None, output: Output) -> Tensor:
     """Returns the outputs of int32 sums, in torch."""
     if isinstance(input_scale, Tensor):
@@ -38,6 +47,8 @@ def outputs(sums_NO: Tensor, input_scale: float | Tensor, scale_O: Tensor, bias_
     y_NO = y_NO if bias_O is None else y_NO + bias_O
     if output.activation == "gelu":
         y_NO = torch.nn.functional.gelu(y_NO)
+    if output.activation == "gelu_tanh":
+        y_NO = torch.nn.functional.gelu(y_NO, approximate="tanh")
     if output.activation == "silu":
         y_NO = torch.nn.functional.silu(y_NO)
     if output.scale is None:
@@ -49,6 +60,13 @@ def gemm(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output
     """Returns the outputs of an int8 layer, `[N, O]`."""
     sums_NO = (x_NI.long() @ weight.codes.long().T).int()
     return outputs(sums_NO, scale, weight.scale, weight.bias, output)
+
+
+def gated(x_NI: Tensor, scale: float | Tensor, gate: Int8Weight, up: Int8Weight, output: Output) -> Tensor:
+    """Returns the outputs of gate and up, `[N, O]`."""
+    opened = gemm(x_NI, scale, gate, Output(output.activation, torch.float32))
+    z_NO = opened * gemm(x_NI, scale, up, Output(dtype=torch.float32))
+    return z_NO.to(output.dtype) if output.scale is None else quantized(z_NO, output.scale)
 
 
 def unpack(packed: Packed) -> Tensor:
@@ -108,6 +126,17 @@ def attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scor
     return out_THD
 
 
+def attention_to_pages(q_NHD: Tensor, pages: Pages, scaling: float) -> Tensor:
+    """Returns the exact outputs, float64 `[N, H, D]`: keys and values of each new token's text, gathered from their pages."""
+    out_NHD, shared = torch.zeros(q_NHD.shape, dtype=torch.float64), q_NHD.shape[1] // pages.keys.shape[2]
+    for row, (text, seen) in enumerate(zip(pages.sequence.tolist(), pages.length.tolist(), strict=True)):
+        keys, values = (memory[pages.table[text].long()].flatten(0, 1)[:seen].double() for memory in (pages.keys, pages.values))
+        for head in range(q_NHD.shape[1]):
+            scores = keys[:, head // shared] @ q_NHD[row, head].double() * scaling
+            out_NHD[row, head] = scores.softmax(dim=0) @ values[:, head // shared]
+    return out_NHD
+
+
 def qkv(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, keys and values."""
     sums_NO = (x_NI.long() @ weight.codes.long().T).int()
@@ -129,6 +158,20 @@ def _stored(z_NHD: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
     if scale is None:
         return z_NHD.to(dtype)
     return torch.round(z_NHD / torch.tensor(scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)
+
+
+def rounded_weight(weight: Int4Weight, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Returns s (q - z), rounded to a float type, `[O, I]`."""
+    codes_OI = unpacked_int4(weight.packed, weight.inputs).float()
+    group_I = torch.arange(weight.inputs) // weight.group_size
+    steps_OI = codes_OI if weight.zero_point is None else codes_OI - weight.zero_point.float()[:, group_I]
+    return (steps_OI * weight.scale[:, group_I]).to(dtype)
+
+
+def w4a16_gemm(x_NI: Tensor, weight: Int4Weight) -> Tensor:
+    """Returns the outputs of a w4a16 layer, `[N, O]`: products of the rounded weights, added in float32."""
+    y_NO = x_NI.float() @ rounded_weight(weight, x_NI.dtype).float().T
+    return (y_NO if weight.bias is None else y_NO + weight.bias).to(x_NI.dtype)
 
 
 def distance_bound(y: Tensor, f_y: Tensor, scale: float, activation: Activation, method: Method) -> Tensor:

@@ -335,27 +335,27 @@ def _rated(rival: Rival, per_s: float | None, ours: float, reason: str | None) -
     return {"rival": rival.name, "per_s": per_s, "ours_per_s": round(ours, 1), "speedup": speedup, "reason": reason}
 
 
-def verdicts(found: Mapping[str, Any]) -> list[Verdict]:
-    """Returns a line for every row; the fastest rival of each shape, and of the packed rows, has a limit."""
+def verdicts(found: Mapping[str, Any], model: str = "BERT-large", at_least: float = ATLEAST) -> list[Verdict]:
+    """Returns a line for every row; the fastest rival of each shape, and of the packed rows, has a limit: `at_least` times its speed."""
     rows = [(row["shape"], row) for row in found["times"]] + [("rows per second, lengths of SQuAD", row) for row in found["rates"]]
     lines = []
     for what in dict.fromkeys(name for name, _ in rows):
         some = [row for name, row in rows if name == what]
         fastest = min((row["speedup"] for row in some if row["speedup"] is not None), default=None)
         if fastest is None:
-            lines.append(Verdict("BERT-large", f"{what}, against the fastest rival", None, ATLEAST, reason="no rival was measured"))
+            lines.append(Verdict(model, f"{what}, against the fastest rival", None, at_least, reason="no rival was measured"))
         for row in some:
             judged = fastest is not None and row["speedup"] == fastest
             lines.append(
-                Verdict("BERT-large", f"{what}, against {row['rival']}", row["speedup"], ATLEAST if judged else None, reason=row["reason"])
+                Verdict(model, f"{what}, against {row['rival']}", row["speedup"], at_least if judged else None, reason=row["reason"])
             )
     return lines
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Returns both tables and the verdicts in words."""
+def table(found: Mapping[str, Any], told: Sequence[Verdict] | None = None) -> str:
+    """Returns both tables and the verdicts in words; by default those of `verdicts`."""
     lines = [f"{'rival':26}{'rows x tokens':>34}{'rival':>12}{'ours':>12}{'times':>8}  verdict"]
-    words = {(line.line.partition(", against ")[0], line.line.partition(", against ")[2]): line.word for line in verdicts(found)}
+    words = {(line.line.partition(", against ")[0], line.line.partition(", against ")[2]): line.word for line in told or verdicts(found)}
     for what, row, theirs, our in [
         *((row["shape"], row, row["ms"], row["ours_ms"]) for row in found["times"]),
         *(("rows per second, lengths of SQuAD", row, row["per_s"], row["ours_per_s"]) for row in found["rates"]),

@@ -24,9 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.fused.forward import Encoder, Tiles
+from export.fused.forward import Encoder
 from export.fused.graphs import Graphs, Record, Size
-from export.fused.plan import Block, FloatLinear, Int8Linear, Plan
+from export.fused.layers import Tiles
+from export.fused.linears import FloatLinear, Int8Linear
+from export.fused.plan import Block, Plan
 from export.fused.rows import Rows, filled, pack
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm

@@ -17,7 +17,6 @@ than the CPU.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +28,9 @@ from numpy.typing import NDArray
 
 from export.engines import onnxruntime as graphs
 from export.engines.block_products import ATTRIBUTES, reported, rounds_inputs
-from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement, last_tokens_of
+from export.engines.writing import Writing
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.answer_tokens import AnswerTokens
@@ -39,7 +38,7 @@ from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.core.errors import InputError
 from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision, weight_only
-from foundation.standalone.decoding_rules import Rules, Text, search
+from foundation.standalone.decoding_rules import Rules, search
 from foundation.standalone.language_text import LanguageText
 from foundation.standalone.onnx_decoder import CACHE, INVARIANT, Beams, OnnxDecoder, Texts, session_options
 
@@ -173,7 +172,8 @@ class OnnxRuntimeDecoder:
         """Returns the answers to prompts of token ids, up to `ROWS` at once; a search with beams takes one at a time."""
         if decoding.beams > 1:
             return [self._searched(prompt, decoding) for prompt in prompts]
-        return _Writing(self, prompts, decoding, on_tokens or (lambda number, tokens: None)).answers()
+        rules = [self.rules(decoding, len(prompt)) for prompt in prompts]
+        return Writing(self.texts(), ROWS, prompts, rules, decoding, lambda: self.text, on_tokens).answers()
 
     def _searched(self, prompt: NDArray[np.int32], decoding: Decoding) -> Answer:
         *before, start = prompt.tolist()
@@ -229,44 +229,3 @@ def _precision(node: onnx.NodeProto) -> str:
     bits, block, level = (attribute(node, name) for name in ATTRIBUTES)
     rounds = rounds_inputs(bits, block, level)
     return PRECISIONS[8 if node.name.rpartition("/")[2] in HALVES else bits, rounds]
-
-
-class _Writing:
-    """The answers to prompts as they are written; as in a server, an answer that ends makes room for another."""
-
-    def __init__(
-        self, engine: OnnxRuntimeDecoder, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, on_tokens: TokenCallback
-    ) -> None:
-        self._engine, self._prompts, self._on_tokens = engine, prompts, on_tokens
-        self._written = [Text(engine.rules(decoding, len(prompt)), int(prompt[-1]), before=prompt[:-1].tolist()) for prompt in prompts]
-        self._endings = [Ending((), decoding.stop, lambda: engine.text) for _ in prompts]  # the texts know their end tokens
-        self._seconds: list[list[float]] = [[] for _ in prompts]
-        self._started = time.perf_counter()
-
-    def answers(self) -> list[Answer]:
-        """Writes all answers."""
-        texts, running, waiting = self._engine.texts(), list[int](), list(range(len(self._prompts)))
-        while running or waiting:
-            if running:
-                logits = texts.step(np.array([self._written[number].last for number in running], np.int64))
-                running = self._take(texts, running, logits)
-            arrived, waiting = waiting[: ROWS - len(running)], waiting[ROWS - len(running) :]
-            if arrived:
-                logits = texts.read([self._prompts[number] for number in arrived])
-                before, running = running, [*running, *arrived]
-                running = self._take(texts, running, logits, len(before))
-        return [Answer((tuple(text.tokens),), tuple(seconds)) for text, seconds in zip(self._written, self._seconds, strict=True)]
-
-    def _take(self, texts: Texts, running: list[int], logits: Logits, first: int = 0) -> list[int]:
-        """Chooses the next token of the texts from `first` on; drops those that have ended, and returns the others."""
-        for number, row in zip(running[first:], logits, strict=True):
-            text = self._written[number]
-            token = text.take(row)
-            self._seconds[number].append(time.perf_counter() - self._started)
-            self._on_tokens(number, [token])
-            self._endings[number].take([token])
-            text.stopped = self._endings[number].ended
-        kept = [place for place, number in enumerate(running) if self._written[number].ended is None]
-        if len(kept) < len(running):
-            texts.keep(kept)
-        return [running[place] for place in kept]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,9 @@ from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
     from export.choices import FloatPrecision, FloatSetting
+    from export.fused.decoder.plan import DecoderPlan
+    from export.fused.layers import Probe
+    from export.fused.plan import Plan
     from foundation.artifacts import exported
 
 MODE, FILE = "packed", "torch_kernels.safetensors"
@@ -70,15 +73,10 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the plan; yields the one mode, in fp32 and where asked for in fp16 too."""
     from export.fused.parts import plan_of
     from export.fused.plan import write_plan
-    from export.parity.parity import quantized_gemms
 
-    nodes = {
-        gemm.layer: {"input": gemm.input, "codes": gemm.codes, "biased" if gemm.bias.any() else "output": gemm.output}
-        for gemm in quantized_gemms(Graph(request.model))
-    }
     path = request.folder / FILE
     try:
-        plan = plan_of(request.checkpoint, nodes)
+        plan = plan_of(request.checkpoint, nodes_of(request.model))
     except InputError as error:
         problem = "; ".join(error.lines)
         request.log(f"{request.engine}: {problem}")
@@ -87,6 +85,30 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
     write_plan(plan, path)
     for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):
         yield request.entry(MODE, [path], float_precision=floating, integer_weights=plan.integer_share, properties={})
+
+
+def nodes_of(model: Path) -> dict[str, dict[str, str]]:
+    """Returns the tensor names of the int8 layers of a graph, as a plan holds them (`export.fused.plan.Plan.nodes`)."""
+    from export.parity.parity import quantized_gemms
+
+    return {
+        gemm.layer: {"input": gemm.input, "codes": gemm.codes, "biased" if gemm.bias.any() else "output": gemm.output}
+        for gemm in quantized_gemms(Graph(model))
+    }
+
+
+def probed_tensors(plan: Plan | DecoderPlan, found: Mapping[str, Probe]) -> dict[str, Array]:
+    """Returns inputs, codes and products of int8 layers by their ONNX names, given the probes by path."""
+    known: dict[str, Array] = {}
+    for name, told in plan.nodes.items():
+        probed, biased = found[name], "output" not in told  # one node of the graph multiplies and adds the bias
+        x, codes, y = probed.x, probed.codes, probed.y + plan.bias(name) if biased else probed.y
+        patches = getattr(plan, "patches", None)
+        if patches is not None and name == patches.projection.name:  # a convolution of the graph
+            x, codes, y = patches.joined(x), patches.joined(codes), patches.laid_out(y)
+        tensors_of = {told["input"]: x, told["codes"]: codes, told["biased" if biased else "output"]: y}
+        known |= {tensor: values.cpu().numpy() for tensor, values in tensors_of.items()}
+    return known
 
 
 def open_engine(spec: EngineSpec) -> TorchKernels:
@@ -113,15 +135,7 @@ class TorchKernels:
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns inputs, codes and products of int8 layers by their ONNX names, [T, ...] of the tokens of all rows."""
-        plan, found = self._runner.plan, self._runner.probe(features)
-        known: dict[str, Array] = {}
-        for name, told in plan.nodes.items():
-            probed, biased = found[name], "output" not in told  # one node of the graph multiplies and adds the bias
-            x, codes, y = probed.x, probed.codes, probed.y + plan.bias(name) if biased else probed.y
-            if plan.patches is not None and name == plan.patches.projection.name:  # a convolution of the graph
-                x, codes, y = plan.patches.joined(x), plan.patches.joined(codes), plan.patches.laid_out(y)
-            tensors_of = {told["input"]: x, told["codes"]: codes, told["biased" if biased else "output"]: y}
-            known |= {tensor: values.cpu().numpy() for tensor, values in tensors_of.items()}
+        known = probed_tensors(self._runner.plan, self._runner.probe(features))
         return {name: known[name] for name in tensors}
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:

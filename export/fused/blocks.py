@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from export.fused.plan import Block, FloatLinear, Int8Linear, Linear
+from export.fused.linears import FloatLinear, Int4Linear, Int8Linear, Linear
+from export.fused.plan import Block
+from export.kernels import block_sparse
 from export.kernels.activation_codes import Activation
-from export.kernels.block_sparse import SIDES, Packed, SparseWeight, index, pack
+from export.kernels.block_sparse import SIDES, Packed, SparseWeight, index
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
+from export.kernels.w4a16 import Int4Weight
 from foundation.core.errors import InputError
 from foundation.models.architecture.attention import Attention, find_attentions
 from foundation.models.architecture.blocks import blocks_of
+from foundation.schemes.int4 import Int4Scales, no_offsets, pack
 from foundation.schemes.int8 import LayerScales
 
 if TYPE_CHECKING:
@@ -156,7 +160,7 @@ def norm_of(module: Any) -> Norm:
 
 def sparse_or_dense(codes_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Int8Weight | SparseWeight:
     """Returns a weight in blocks where at most `MOST_LEFT` of them have a code other than 0; in small ones where these save much."""
-    packed = {side: pack(codes_OI, side) for side in sorted(SIDES, reverse=True)}
+    packed = {side: block_sparse.pack(codes_OI, side) for side in sorted(SIDES, reverse=True)}
     left = {side: float(one.left().float().mean()) for side, one in packed.items()}
     large, small = packed
     side = large if left[large] <= MOST_LEFT and left[large] <= 1.25 * left[small] else small
@@ -167,13 +171,14 @@ def _sparse(packed: Packed, scale_O: Tensor, bias_O: Tensor | None) -> SparseWei
     return SparseWeight(packed, index(packed), scale_O, bias_O)
 
 
-def linear_of(name: str, module: nn.Linear, scales: Any) -> Linear:
+def linear_of(name: str, module: nn.Linear, scales: Any, schemes: tuple[Any, ...] = (LayerScales,)) -> Linear:
     """Returns a layer of the plan.
 
     Args:
         name: Path of the module.
         module: The float layer, its weights on the grid where it is int8.
-        scales: Its `LayerScales`; None for a layer that stayed float.
+        scales: Its scales; None for a layer that stayed float.
+        schemes: Classes of scales that are written.
 
     Raises:
         InputError: The layer is of another scheme.
@@ -181,10 +186,17 @@ def linear_of(name: str, module: nn.Linear, scales: Any) -> Linear:
     bias = None if module.bias is None else floats(module.bias)
     if scales is None:
         return FloatLinear(name, floats(module.weight), bias)
-    if not isinstance(scales, LayerScales):
-        raise InputError(KEY, f"{name} is quantized as {scales.SCHEME}", f"the fused kernels run {LayerScales.SCHEME}")
+    if not isinstance(scales, schemes):
+        written = " and ".join(scheme.SCHEME for scheme in schemes)
+        raise InputError(KEY, f"{name} is quantized as {scales.SCHEME}", f"the fused kernels run {written}")
+    if isinstance(scales, Int4Scales):
+        if scales.weight_offset is not None:
+            raise no_offsets("torch_kernels_decoder")
+        codes = pack(scales.codes(floats(module.weight)))
+        groups = scales.group_size, scales.weight_scale.contiguous(), scales.weight_zero_point
+        return Int4Linear(name, Int4Weight(codes.contiguous(), module.in_features, *groups, bias))
     weight = sparse_or_dense(scales.codes(floats(module.weight)), scales.weight_scale, bias)
-    return Int8Linear(name, weight, float(scales.input_scale), scales.input_smooth)
+    return Int8Linear(name, weight, float(scales.input_scale) if isinstance(scales, LayerScales) else None, scales.input_smooth)
 
 
 def floats(parameter: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from export.fused.blocks import TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of, norm_of, sparse_or_dense
-from export.fused.forward import ACTIVATIONS
-from export.fused.plan import FloatLinear, Int8Linear, Linear, Patches, Plan
+from export.fused.layers import ACTIVATIONS
+from export.fused.linears import FloatLinear, Int8Linear, Linear
+from export.fused.plan import Patches, Plan
 from foundation.models.inputs.images import image_shape
 from foundation.models.library import REFUSED, one_line
 from foundation.schemes.int8 import LayerScales

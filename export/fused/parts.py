@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from export.fused.blocks import KEY, TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of, norm_of
-from export.fused.forward import ACTIVATIONS
 from export.fused.image_parts import image_plan
+from export.fused.layers import ACTIVATIONS
 from export.fused.plan import HeadActivation, Plan
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 PROOF_TOKENS = 12
 REFUSAL = "its {} layers differ from the layers of BERT and ViT, which the fused kernels run: {}"
+
+DECODERS = "give torch_kernels_decoder for decoders"
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | Non
     """
     model: PreTrainedModel = load_float(checkpoint.folder)
     kind = model.config.model_type
+    if model.config.is_encoder_decoder:
+        raise InputError("model", REFUSAL.format(kind, "its decoder reads an encoder"))
+    if model.get_output_embeddings() is not None:
+        raise InputError("model", REFUSAL.format(kind, "it has the head of a language model"), remedy=DECODERS)
     sites = load_sites(checkpoint.folder)
     if sites.names:
         raise InputError(

@@ -13,112 +13,33 @@ So both have one norm behind the embeddings and two in each block; the norm that
 A linear layer is float, int8, or int8 in blocks of which only those with a code other than 0 are stored. Layers have any number of outputs:
 heads and neurons that pruning removed are not there.
 
-The file is safetensors, with the plan as JSON under `plan` of its metadata; it needs neither transformers nor the checkpoint. A layer has
-the tensors `<path>.weight` (float), `<path>.codes` or `<path>.bitmap` and `<path>.blocks`, `<path>.scale`, `<path>.bias`, `<path>.smooth`.
+The file (`files`) needs neither transformers nor the checkpoint; the entries of its layers are in `linears`.
 
 Shape suffixes: I inputs, O outputs, V rows of a table.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from export.fused.files import read_file, write_file
+from export.fused.linears import Linear, document_of, linear_from, norm_to, share_of_integers, tensors_of_norm
 from export.kernels.activation_codes import Activation
-from export.kernels.block_sparse import Packed, SparseWeight, index
-from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
-from foundation.core.errors import InputError
 
-FORMAT = 2
+KIND = "encoder"
+"""Of its file (`files`)."""
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
 LINEARS = ("query", "key", "value", "out", "up", "down")
 NORMS = ("out_norm", "ffn_norm")
 SIDES = ("channels", "height", "width", "edge")
 """Numbers of `Patches`."""
-STORED = ("weight", "codes", "blocks")
-"""Tensors of a layer that are weights."""
-
-
-@dataclass(frozen=True)
-class FloatLinear:
-    """A layer that stayed float."""
-
-    name: str
-    """Path of its module."""
-    weight: Tensor
-    """float32 [O, I]."""
-    bias: Tensor | None
-    """float32 [O]."""
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether it multiplies integers."""
-        return False
-
-    @property
-    def outputs(self) -> int:
-        """O."""
-        return len(self.weight)
-
-    def tensors(self) -> dict[str, Tensor | None]:
-        """Returns its entry in the file."""
-        return {"weight": self.weight, "bias": self.bias}
-
-    def to(self, device: torch.device) -> FloatLinear:
-        """Returns it on a device."""
-        return FloatLinear(self.name, self.weight.to(device), _moved(self.bias, device))
-
-
-@dataclass(frozen=True)
-class Int8Linear:
-    """A layer in int8."""
-
-    name: str
-    """Path of its module."""
-    weight: Int8Weight | SparseWeight
-    input_scale: float
-    """Scale of its input's codes, a float32 number."""
-    smooth: Tensor | None = None
-    """float32 [I]: the input is divided by it before it is quantized."""
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether it multiplies integers."""
-        return True
-
-    @property
-    def outputs(self) -> int:
-        """O."""
-        return len(self.weight.scale)
-
-    def tensors(self) -> dict[str, Tensor | None]:
-        """Returns its entry in the file."""
-        weight = self.weight
-        stored = (
-            {"bitmap": weight.packed.bitmap, "blocks": weight.packed.codes} if isinstance(weight, SparseWeight) else {"codes": weight.codes}
-        )
-        return {**stored, "scale": weight.scale, "bias": weight.bias, "smooth": self.smooth}
-
-    def to(self, device: torch.device) -> Int8Linear:
-        """Returns it on a device."""
-        old, scale = self.weight, self.weight.scale.to(device)
-        bias, smooth = _moved(old.bias, device), _moved(self.smooth, device)
-        if isinstance(old, SparseWeight):
-            packed = Packed(old.packed.shape, old.packed.bitmap.to(device), old.packed.codes.to(device))
-            return Int8Linear(self.name, SparseWeight(packed, index(packed), scale, bias), self.input_scale, smooth)
-        return Int8Linear(self.name, Int8Weight(old.codes.to(device), scale, bias), self.input_scale, smooth)
-
-
-Linear = FloatLinear | Int8Linear
 
 
 @dataclass(frozen=True)
@@ -233,15 +154,13 @@ class Plan:
     @property
     def integer_share(self) -> float:
         """Share of the stored weights and tables that are codes; blocks that are not stored do not count."""
-        stored = [tensor for layer in self.linears for name, tensor in layer.tensors().items() if name in STORED and tensor is not None]
-        sizes = [(tensor.numel(), tensor.dtype == torch.int8) for tensor in (*stored, self.word, self.kind, self.position)]
-        return sum(size for size, is_integer in sizes if is_integer) / sum(size for size, _ in sizes)
+        return share_of_integers(self.linears, (self.word, self.kind, self.position))
 
     def to(self, device: torch.device) -> Plan:
         """Returns the plan on a device."""
         moved = {field.name: getattr(self, field.name) for field in fields(self)}
         moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
-        moved |= {"norm": _norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
+        moved |= {"norm": norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
         if self.patches is not None:
             moved["patches"] = replace(self.patches, projection=self.patches.projection.to(device))
         return Plan(**{**moved, "blocks": tuple(_block_to(block, device) for block in self.blocks)})
@@ -249,23 +168,22 @@ class Plan:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan to its file."""
-    tensors: dict[str, Tensor] = {"word": plan.word, "kind": plan.kind, "position": plan.position, **_of_norm("norm", plan.norm)}
+    tensors: dict[str, Tensor] = {"word": plan.word, "kind": plan.kind, "position": plan.position, **tensors_of_norm("norm", plan.norm)}
     for number, block in enumerate(plan.blocks):
-        tensors |= _of_norm(f"{number}.out_norm", block.out_norm) | _of_norm(f"{number}.ffn_norm", block.ffn_norm)
+        tensors |= tensors_of_norm(f"{number}.out_norm", block.out_norm) | tensors_of_norm(f"{number}.ffn_norm", block.ffn_norm)
     for linear in plan.linears:
         tensors |= {f"{linear.name}.{key}": tensor for key, tensor in linear.tensors().items() if tensor is not None}
     document = {
-        "format": FORMAT,
         "eps": plan.norm.eps,
         "first_position": plan.first_position,
         "activation": plan.activation,
         "blocks": [_block_document(block) for block in plan.blocks],
-        "head": [{**_document(linear), "after": after} for linear, after in plan.head],
+        "head": [{**document_of(linear), "after": after} for linear, after in plan.head],
         "nodes": {name: dict(told) for name, told in plan.nodes.items()},
         "pre_norm": plan.pre_norm,
         "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
-    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, {"plan": json.dumps(document)})
+    write_file(path, KIND, document, tensors)
 
 
 def read_plan(path: Path) -> Plan:
@@ -274,24 +192,18 @@ def read_plan(path: Path) -> Plan:
     Raises:
         InputError: The file is missing, damaged, or of another format.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            document = json.loads((file.metadata() or {})["plan"])
-            if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']}; this version reads {FORMAT}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dictionary
-        return _plan(document, tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(f"{path}", f"cannot be used as a plan ({type(error).__name__}: {error})", remedy="export again") from error
+    return read_file(path, {KIND: plan_from})
 
 
-def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
+def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
+    """Returns the plan of the JSON and the tensors of a file."""
+
     def norm(name: str, eps: float) -> Norm:
         return Norm(tensors[f"{name}.gain"], tensors.get(f"{name}.bias"), eps)
 
     def blocks() -> Iterator[Block]:
         for number, told in enumerate(document["blocks"]):
-            query, key, value, out, up, down = (_linear(told["linears"][name], tensors) for name in LINEARS)
+            query, key, value, out, up, down = (linear_from(told["linears"][name], tensors) for name in LINEARS)
             first, second = (norm(f"{number}.{name}", told["eps"][name]) for name in NORMS)
             yield Block(query, key, value, out, up, down, told["head_dim"], told["scaling"], first, second)
 
@@ -304,60 +216,24 @@ def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         first_position=document["first_position"],
         activation=document["activation"],
         blocks=tuple(blocks()),
-        head=tuple((_linear(told, tensors), told["after"]) for told in document["head"]),
+        head=tuple((linear_from(told, tensors), told["after"]) for told in document["head"]),
         nodes=document["nodes"],
         pre_norm=document["pre_norm"],
-        patches=None if patches is None else Patches(_linear(patches, tensors), *(int(patches[key]) for key in SIDES)),
+        patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
     )
 
 
 def _block_document(block: Block) -> dict[str, Any]:
-    linears = {name: _document(getattr(block, name)) for name in LINEARS}
+    linears = {name: document_of(getattr(block, name)) for name in LINEARS}
     eps = {name: getattr(block, name).eps for name in NORMS}
     return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": eps}
 
 
 def _patches_document(patches: Patches) -> dict[str, Any]:
-    return {**_document(patches.projection), **{key: getattr(patches, key) for key in SIDES}}
-
-
-def _document(linear: Linear) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": linear.name}
-    if isinstance(linear, Int8Linear):
-        told["input_scale"] = linear.input_scale
-        if isinstance(linear.weight, SparseWeight):
-            told["shape"] = list(linear.weight.packed.shape)
-    return told
-
-
-def _linear(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:
-    name, own = entry["name"], f"{entry['name']}."
-    found = {key.removeprefix(own): tensor for key, tensor in tensors.items() if key.startswith(own) and "." not in key.removeprefix(own)}
-    bias = found.get("bias")
-    if "input_scale" not in entry:
-        return FloatLinear(name, found["weight"], bias)
-    weight: Int8Weight | SparseWeight
-    if "shape" in entry:
-        packed = Packed(tuple(entry["shape"]), found["bitmap"], found["blocks"])
-        weight = SparseWeight(packed, index(packed), found["scale"], bias)
-    else:
-        weight = Int8Weight(found["codes"], found["scale"], bias)
-    return Int8Linear(name, weight, entry["input_scale"], found.get("smooth"))
-
-
-def _of_norm(name: str, norm: Norm) -> dict[str, Tensor]:
-    return {f"{name}.gain": norm.gain} | ({} if norm.bias is None else {f"{name}.bias": norm.bias})
+    return {**document_of(patches.projection), **{key: getattr(patches, key) for key in SIDES}}
 
 
 def _block_to(block: Block, device: torch.device) -> Block:
     query, key, value, out, up, down = (linear.to(device) for linear in block.linears)
-    first, second = (_norm_to(getattr(block, name), device) for name in NORMS)
+    first, second = (norm_to(getattr(block, name), device) for name in NORMS)
     return Block(query, key, value, out, up, down, block.head_dim, block.scaling, first, second)
-
-
-def _norm_to(norm: Norm, device: torch.device) -> Norm:
-    return Norm(norm.gain.to(device), _moved(norm.bias, device), norm.eps, norm.centred)
-
-
-def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device)

@@ -15,8 +15,9 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.fused.forward import Encoder, Probe
+from export.fused.forward import Encoder
 from export.fused.graphs import Graphs, Record, Size, record_on_gpu, sizes_of
+from export.fused.layers import Probe
 from export.fused.plan import Plan, read_plan
 from export.fused.rows import Rows, images, pack
 from export.fused.tuning import tuner

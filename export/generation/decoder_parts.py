@@ -140,8 +140,12 @@ def _normalized(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * (x.pow(2).mean(dim=-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def parts_of(model: nn.Module) -> Parts:
+def parts_of(model: nn.Module, reader: str = "ONNX Runtime") -> Parts:
     """Returns the parts of a decoder of Transformers, in eval mode and float32.
+
+    Args:
+        model: The decoder.
+        reader: What it is written for, for messages.
 
     Raises:
         InputError: It is built otherwise, or computes otherwise.
@@ -152,9 +156,7 @@ def parts_of(model: nn.Module) -> Parts:
         parts = _read_parts(known)
     except (Otherwise, AttributeError, TypeError) as error:
         why = f"{type(error.obj).__name__} has no {error.name}" if isinstance(error, AttributeError) and error.name else str(error)
-        raise InputError(
-            "model", f"its {kind} layers differ from Llama's, the only ones that are written for ONNX Runtime: {why}"
-        ) from error
+        raise InputError("model", f"its {kind} layers differ from Llama's, the only ones that are written for {reader}: {why}") from error
     shape = (2, min(PROOF_TOKENS, parts.context))
     ids = torch.randint(known.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -164,7 +166,7 @@ def parts_of(model: nn.Module) -> Parts:
         raise InputError(
             "model",
             f"{kind} has the modules of Llama and computes otherwise (its logits are {apart:.1%} apart), so that "
-            "it is not written for ONNX Runtime",
+            f"it is not written for {reader}",
         )
     return parts
 

@@ -1,6 +1,6 @@
-"""GELU and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method trades accuracy for speed.
+"""GELU, its tanh form and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method trades accuracy for speed.
 
-Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
+All are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
 
     exact       erf of CUDA; the quotient as by IEEE division (`rounding`)
     fitted      share = 1 / (1 + 2^e),          e = -log2(e) y (c0 + c1 y^2 + .. + c6 y^12)
@@ -10,15 +10,16 @@ Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid
 
 The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by the effect of an error on y Phi(y): at most 7.0e-8 with seven
 coefficients (and 1.1e-7 of the share), 3.1e-6 with five and 2.8e-4 with two. All grow with |y| without an end, so that the share is 0 or 1
-far out. SiLU needs none: e = -log2(e) y.
+far out. SiLU needs none: e = -log2(e) y. The tanh form of GELU (`gelu_new`) is by definition y sigmoid(y (t0 + t1 y^2)) with
+t0 = 2 sqrt(2 / pi) and t1 = 0.044715 t0.
 
 Bounds, in steps of s, on how far the value that is rounded lies from the exact f(y) / s: a code differs from the correctly rounded one
 only where f(y) / s lies that near to a tie, and then by 1. ex2.approx and rcp.approx are good to 2^-22 relative, tanh.approx to 2^-10.987
 (PTX ISA, floating point instructions).
 
     exact, fitted   2^-20 |y| / s + 2^-16                                  see `epilogue`
-    logistic        (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU without the 3.1e-6
-    tanh            (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU without the 2.8e-4
+    logistic        (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU, tanh form without the 3.1e-6
+    tanh            (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU, tanh form without the 2.8e-4
 
 So `fitted` has the bound of `exact` with half of its instructions, and is the default. Its error: the share is off by 1.1e-7 by the fit,
 2^-24 by rounding e (|e| 2^e / (1 + 2^e)^2 is at most 0.33, times 4 roundings), 2^-24 by ex2, and relatively 2^-22 by rcp and 2^-24 by
@@ -35,7 +36,7 @@ import triton.language as tl
 
 from export.kernels.rounding import INTERPRETED, SPACING_ONE, int8_codes, int8_of_shifted
 
-Activation = Literal["none", "gelu", "silu"]
+Activation = Literal["none", "gelu", "gelu_tanh", "silu"]
 Method = Literal["exact", "fitted", "logistic", "tanh"]
 METHOD: Method = "fitted"
 """Default of the kernels."""
@@ -51,6 +52,11 @@ C0, C1, C2, C3, C4 = (tl.constexpr(-LOG2_E * c) for c in LOGIT)
 F0, F1, F2, F3, F4, F5, F6 = (tl.constexpr(-LOG2_E * c) for c in FITTED_LOGIT)
 D0, D1 = (tl.constexpr(d / 2) for d in SHORT_LOGIT)
 SILU_EXPONENT = tl.constexpr(-LOG2_E)
+TANH_LOGIT = (2 * math.sqrt(2 / math.pi), 2 * 0.044715 * math.sqrt(2 / math.pi))
+"""t0 and t1."""
+T0, T1 = (tl.constexpr(-LOG2_E * t) for t in TANH_LOGIT)
+H0, H1 = (tl.constexpr(t / 2) for t in TANH_LOGIT)
+N0, N1 = (tl.constexpr(-t) for t in TANH_LOGIT)
 
 
 @triton.jit
@@ -58,6 +64,8 @@ def activated(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """Returns f(y) for a block of float32."""
     if ACTIVATION == "gelu":
         y = 0.5 * y * (1.0 + tl.erf(y * HALF_ROOT))
+    if ACTIVATION == "gelu_tanh":
+        y = y / (1.0 + tl.exp(y * (N0 + N1 * (y * y))))
     if ACTIVATION == "silu":
         y = y / (1.0 + tl.exp(-y))
     return y
@@ -82,6 +90,8 @@ def share_logistic(y: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr)
         exponent = y * tl.fma(tl.fma(tl.fma(terms, square, F2), square, F1), square, F0)
     elif ACTIVATION == "gelu":
         exponent = y * tl.fma(tl.fma(tl.fma(tl.fma(square, C4, C3), square, C2), square, C1), square, C0)
+    elif ACTIVATION == "gelu_tanh":
+        exponent = y * tl.fma(square, T1, T0)
     else:
         exponent = y * SILU_EXPONENT
     return reciprocal_approximate(1.0 + exp2_approximate(exponent))
@@ -90,7 +100,12 @@ def share_logistic(y: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr)
 @triton.jit
 def share_by_tanh(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """Returns f(y) / y by a hyperbolic tangent."""
-    angle = y * tl.fma(y * y, D1, D0) if ACTIVATION == "gelu" else 0.5 * y
+    if ACTIVATION == "gelu":
+        angle = y * tl.fma(y * y, D1, D0)
+    elif ACTIVATION == "gelu_tanh":
+        angle = y * tl.fma(y * y, H1, H0)
+    else:
+        angle = 0.5 * y
     return tl.fma(tanh_approximate(angle), 0.5, 0.5)
 
 

@@ -1,8 +1,9 @@
-"""Embedding lookup, LayerNorm and quantization, in one pass over each token: what a BERT encoder begins with.
+"""Embedding lookup, norm and quantization, in one pass over each token: what an encoder or a decoder begins with.
 
-    h = (word[id] + type[type id]) + position[position id]         in float32, in the order of Transformers' BERT
-    z = LayerNorm(h)                                               see `norm`
-    codes and kept z as in `norm`
+    h = (word[id] + type[type id]) + position[position id]         in float32, in the order of Transformers' BERT; types and positions
+                                                                   only where a model has them
+    z = LayerNorm(h) or RMSNorm(h)                                 see `norm`
+    codes and kept h or z as in `norm`
 
 h equals torch's to the bit; z and the codes have the bounds that `norm` states.
 
@@ -19,23 +20,33 @@ from torch import Tensor
 
 from export.kernels import norm as norms
 from export.kernels.launch import Cost, Launch, bytes_of, check_step, power_of_two
-from export.kernels.norm import Norm, normalized, stored_codes
+from export.kernels.norm import Keep, Norm, normalized, stored_codes
 
 Lookup = tuple[Tensor, Tensor]
 """Ids int64 [N], and the table [V, I] that they are rows of."""
 
 
-def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor) -> Launch:
+def launch(
+    lookups: tuple[Lookup, Lookup | None, Lookup | None],
+    norm: Norm,
+    codes_NI: Tensor | None,
+    scale: float | Tensor,
+    kept_NI: Tensor,
+    keep: Keep = "norm",
+) -> Launch:
     """Returns the launch of a lookup; a tensor as scale is written, a number is read; without codes nothing is quantized.
 
     Args:
-        lookups: Ids and tables of tokens, token types and positions; the tables have one type: float32, float16 or bfloat16.
+        lookups: Ids and tables of tokens, token types and positions, None for what a model does not have; the tables have one type:
+            float32, float16 or bfloat16.
         norm: Gain, bias and eps.
         codes_NI: Takes the codes, int8.
         scale: Scale of the codes; float32 `[N, 1]` takes one for each token.
-        kept_NI: Takes the normalized embeddings, in the type of the tables.
+        kept_NI: Takes what is kept, in the type of the tables.
+        keep: "sum" keeps h, "norm" keeps z.
     """
-    (word_id, word), (kind_id, kind), (position_id, position) = lookups
+    (word_id, word), (kind_id, kind), (position_id, position) = (lookup or (None, None) for lookup in lookups)
+    assert word is not None, "a model has words"
     (tokens, inputs), scales_N = kept_NI.shape, scale if isinstance(scale, Tensor) else None
     if not isinstance(scale, Tensor):
         check_step("scale", scale)
@@ -43,9 +54,10 @@ def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor 
         "word_id": word_id, "word": word, "kind_id": kind_id, "kind": kind, "position_id": position_id, "position": position,
         "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
         "codes": codes_NI, "scales": scales_N, "scale": 1.0 if isinstance(scale, Tensor) else scale, "kept": kept_NI,
-        "inputs": inputs, "length": float(inputs), "CENTRED": norm.centred, "BLOCK": power_of_two(inputs),
+        "inputs": inputs, "length": float(inputs), "CENTRED": norm.centred, "KEEP": keep, "BLOCK": power_of_two(inputs),
     }  # fmt: skip
-    read = bytes_of(word_id, kind_id, position_id, norm.gain, norm.bias) + 3 * tokens * inputs * word.element_size()  # no row twice
+    rows = sum(lookup is not None for lookup in lookups) * tokens  # no row twice
+    read = bytes_of(word_id, kind_id, position_id, norm.gain, norm.bias) + rows * inputs * word.element_size()
     cost = Cost(read + bytes_of(codes_NI, scales_N, kept_NI), (norms.OPERATIONS + 1) * tokens * inputs, "fp32")
     return Launch(embed_quantize_kernel, (tokens,), arguments, cost, norms.warps(inputs))
 
@@ -55,14 +67,19 @@ def embed_quantize_kernel(
     word_id: tl.pointer_type, word: tl.pointer_type, kind_id: tl.pointer_type, kind: tl.pointer_type,
     position_id: tl.pointer_type, position: tl.pointer_type, gain: tl.pointer_type, bias: tl.pointer_type, eps: tl.tensor,
     codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor, kept: tl.pointer_type,
-    inputs: tl.tensor, length: tl.tensor, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    inputs: tl.tensor, length: tl.tensor, CENTRED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one token."""
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, inside = token * inputs, at < inputs
     h = tl.load(word + tl.load(word_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
-    h += tl.load(kind + tl.load(kind_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
-    h += tl.load(position + tl.load(position_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
+    if kind is not None:
+        h += tl.load(kind + tl.load(kind_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
+    if position is not None:
+        h += tl.load(position + tl.load(position_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
     z = normalized(h, at, inputs, length, gain, bias, eps, CENTRED)
-    tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
+    if KEEP == "sum":
+        tl.store(kept + first + at, h.to(kept.dtype.element_ty), inside)
+    else:
+        tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
     stored_codes(z, at, inputs, codes if codes is None else codes + first, scales if scales is None else scales + token, scale)

@@ -61,6 +61,11 @@ class Launch:
             self.kernel[self.grid](**self.arguments, **self.options)
 
 
+def unit_of(x: Tensor) -> Unit:
+    """Returns the unit that multiplies float tensors like this one."""
+    return "fp32" if x.dtype == torch.float32 else "fp16"
+
+
 def cdiv(a: int, b: int) -> int:
     """Returns a / b, rounded up."""
     return -(-a // b)

@@ -138,6 +138,15 @@ ENGINES: Mapping[str, EngineFacts] = {
         probed=True,
         serves="kernels",
     ),
+    "torch_kernels_decoder": EngineFacts(
+        title="torch, fused kernels, decoder",
+        where="NVIDIA GPUs; decoders of GPT-2's and Llama's layers that answer",
+        library="triton",
+        marker="inverted",
+        stores=("int8",),
+        probed=True,
+        generates="decoder",
+    ),
     # rows are added above this line
 }
 

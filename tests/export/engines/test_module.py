@@ -49,11 +49,15 @@ def test_what_single_engines_do_differently() -> None:
     assert [name for name in modules if modules[name].proves_ahead()] == ["tensorrt"]
     assert [name for name in modules if modules[name].all_tokens()] == ["tensorrt"]
     assert [name for name in modules if not modules[name].reads_graph()] == ["openvino_genai", "onnxruntime_decoder", "openvino_seq2seq"]
-    assert [name for name in modules if modules[name].float_part("fp16") == "fp16"] == ["tensorrt", "torch_kernels"]
+    assert [name for name in modules if modules[name].float_part("fp16") == "fp16"] == [
+        "tensorrt",
+        "torch_kernels",
+        "torch_kernels_decoder",
+    ]
     exact = [name for name in modules if (rounding := modules[name].rounding(SCHEMES["w4a8-block"])) is not None and rounding.exact]
     assert exact == ["onnxruntime_decoder"]
     assert not any(modules[name].rounding(SCHEMES["w4a16"]) for name in modules)
-    assert [name for name in modules if modules[name].rounding(DYNAMIC) is None] == ["onnxruntime"]
+    assert [name for name in modules if modules[name].rounding(DYNAMIC) is None] == ["onnxruntime", "torch_kernels_decoder"]
 
 
 def test_only_engines_that_round_in_blocks_take_w4a8_block(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export.fused.forward import Encoder, Probe
+from export.fused.forward import Encoder
 from export.fused.graphs import Graphs, Size
+from export.fused.layers import Probe
 from export.fused.parts import plan_of
 from export.fused.plan import read_plan, write_plan
 from export.fused.rows import Limits, Rows, filled, pack

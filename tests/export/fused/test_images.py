@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from export.fused import image_parts
-from export.fused.forward import Probe
+from export.fused.layers import Probe
 from export.fused.parts import plan_of
 from export.fused.plan import Patches, read_plan, write_plan
 from export.fused.rows import filled, images

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from benchmarks.gpu.ahead_of_time import FP16_MATRIX, INT8_MATRIX, compiled, count
 from export.fused.forward import Encoder
-from export.fused.plan import Block, FloatLinear, Int8Linear, Plan
+from export.fused.linears import FloatLinear, Int8Linear
+from export.fused.plan import Block, Plan
 from export.fused.rows import Rows
 from export.kernels.epilogue import Int8Weight
 from export.kernels.launch import Launch

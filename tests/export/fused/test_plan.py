@@ -72,7 +72,7 @@ def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be used as a plan \(KeyError: 'plan'\); export again"):
         read_plan(path)
     save_file({}, path, {"plan": '{"format": 1}'})
-    with pytest.raises(InputError, match="format 1; this version reads 2"):
+    with pytest.raises(InputError, match="format 1; this version reads 3"):
         read_plan(path)
 
 

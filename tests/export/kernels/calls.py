@@ -7,13 +7,16 @@ import itertools
 import torch
 from torch import Tensor
 
-from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16
+from export.kernels.activation_codes import Activation
 from export.kernels.attention import Scores
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.embedding import Lookup
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.norm import Keep, Norm
+from export.kernels.paged_attention import Pages
 from export.kernels.qkv import Heads, Rotary
+from export.kernels.w4a16 import Int4Weight
 
 
 def quantize_tensor(x: Tensor, scale: float) -> Tensor:
@@ -41,11 +44,13 @@ def norm_quantize(x_NI: Tensor, residual_NI: Tensor | None, layer: Norm, scale: 
     return codes_NI, scales, kept_NI
 
 
-def embed_quantize(word: Lookup, kind: Lookup, position: Lookup, layer: Norm, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def embed_quantize(
+    word: Lookup, kind: Lookup | None, position: Lookup | None, layer: Norm, scale: float | None, keep: Keep = "norm"
+) -> tuple[Tensor, Tensor, Tensor]:
     (tokens,), inputs, table = word[0].shape, len(layer.gain), word[1]
     scales = torch.empty(tokens, 1, device=table.device) if scale is None else torch.tensor(scale, device=table.device)
     codes_NI, kept_NI = (torch.empty(tokens, inputs, dtype=dtype, device=table.device) for dtype in (torch.int8, table.dtype))
-    embedding.launch((word, kind, position), layer, codes_NI, scales if scale is None else scale, kept_NI).run()
+    embedding.launch((word, kind, position), layer, codes_NI, scales if scale is None else scale, kept_NI, keep).run()
     return codes_NI, scales, kept_NI
 
 
@@ -56,7 +61,42 @@ def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tenso
     return out_THD
 
 
-def int8_qkv(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+def int8_qkv(
+    x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None, slots: Tensor | None = None, room: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values go to rows of their own where there are slots, in a memory of `room` rows of zeros."""
     q, k, v = (x_NI.new_empty(len(x_NI), count, heads.dimension, dtype=dtype) for count, dtype in heads.types())
-    qkv.launch(x_NI, scale, weight, heads, rotary, (q, k, v)).run()
+    if slots is not None:
+        k, v = (part.new_zeros(room, *part.shape[1:]) for part in (k, v))
+    qkv.launch(x_NI, scale, weight, heads, rotary, (q, k, v), slots).run()
     return q, k, v
+
+
+def quantize_tokens(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scales = torch.empty_like(x_NI, dtype=torch.int8), torch.empty(len(x_NI), 1)
+    quantize.token_launch(x_NI, codes, scales).run()
+    return codes, scales
+
+
+def gated_gemm(x_NI: Tensor, scale: float | Tensor, gate: Int8Weight, up: Int8Weight, output: Output) -> Tensor:
+    out_NO = torch.empty(x_NI.shape[0], gate.codes.shape[0], dtype=output.stored)
+    gated.launch(x_NI, scale, gate, up, output, out_NO).run()
+    return out_NO
+
+
+def w4a16_gemm(x_NI: Tensor, weight: Int4Weight, activation: Activation = "none") -> Tensor:
+    out_NO = x_NI.new_empty(len(x_NI), len(weight.packed))
+    w4a16.launch(x_NI, weight, out_NO, activation).run()
+    return out_NO
+
+
+def attention_to_pages(q_NHD: Tensor, pages: Pages, scaling: float, out_scale: float | None = None, span: int | None = None) -> Tensor:
+    """With `span` in place of `SPAN`, so that a few keys are several spans."""
+    out_NHD, before = torch.empty_like(q_NHD, dtype=torch.int8 if out_scale is not None else q_NHD.dtype), paged_attention.SPAN
+    try:
+        paged_attention.SPAN = span or before
+        for launch in paged_attention.launches(q_NHD, pages, scaling, out_NHD, out_scale):
+            launch.run()
+    finally:
+        paged_attention.SPAN = before
+    return out_NHD

@@ -42,13 +42,15 @@ def codes_of(y_O: Tensor, output: Output) -> Tensor:
 
 def exactly(y: Tensor, activation: Activation) -> Tensor:
     """Returns f(y) in float64, number by number."""
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(y.double(), approximate="tanh")
     root = math.sqrt(2)
     share = (math.erfc(-one / root) / 2 if activation == "gelu" else 1 / (1 + math.exp(-one)) for one in y.double().tolist())
     return y.double() * torch.tensor(list(share), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("scale", [0.1, pytest.param(0.02, marks=pytest.mark.slow), 0.001])
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_codes_are_the_rounded_ones_but_near_ties(interpreted: Interpreted, activation: Activation, scale: float) -> None:
     y = probes()
     f_y, step = exactly(y, activation), float(np.float32(scale))
@@ -62,7 +64,7 @@ def test_codes_are_the_rounded_ones_but_near_ties(interpreted: Interpreted, acti
         assert (apart > 0).double().mean() <= MOST_OFF[method], method
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("scale", [0.1, 0.001])
 def test_instructions_as_bad_as_promised_keep_the_bound(interpreted: Interpreted, activation: Activation, scale: float) -> None:
     y = probes()
@@ -103,7 +105,7 @@ def test_the_polynomials_are_as_near_as_is_said_and_grow_without_end(coefficient
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_far_out_codes_are_zero_or_the_largest(interpreted: Interpreted, activation: Activation, method: Method) -> None:
     found = interpreted(codes_of, torch.tensor([-1e4, -80.0, 0.0, 80.0, 1e4]), Output(activation, scale=0.1, method=method))
     assert found.tolist() == [0, 0, 0, 127, 127]

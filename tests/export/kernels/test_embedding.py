@@ -13,7 +13,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from benchmarks.gpu import references
 from export.kernels.embedding import Lookup
-from export.kernels.norm import Norm
+from export.kernels.norm import Keep, Norm
 from tests.export.kernels.calls import embed_quantize
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
@@ -56,6 +56,23 @@ def test_against_the_embeddings_of_bert(interpreted: Interpreted) -> None:
     codes, _, kept = interpreted(embed_quantize, *tables, norm, 0.03)
     torch.testing.assert_close(kept, wanted, rtol=0, atol=2e-6)
     assert near_codes(codes, torch.round(wanted / 0.03))
+
+
+@pytest.mark.parametrize("kept", ["sum", "norm"])
+@pytest.mark.parametrize("places", [True, False])
+def test_decoders_have_fewer_tables_and_keep_the_sum(interpreted: Interpreted, places: bool, kept: Keep) -> None:
+    """GPT-2 has positions and LayerNorm, Llama words and RMSNorm."""
+    torch.manual_seed(0)
+    word, _, position = lookups(5, 70, torch.float32)
+    norm = norm_of(70) if places else Norm(1 + torch.randn(70) * 0.3, None, 1e-5, centred=False)
+    codes, scales, found = interpreted(embed_quantize, word, None, position if places else None, norm, None, kept)
+    h = word[1][word[0]] + (position[1][position[0]] if places else 0)
+    exact, bound = exact_and_bound(h, norm)
+    check_rows(codes, scales, exact, bound, given=False)
+    if kept == "sum":
+        assert torch.equal(found, h)
+    else:
+        assert ((found.double() - exact).abs() <= bound + 2.0**-23 * (exact.abs() + bound)).all()
 
 
 def test_the_reference_agrees(interpreted: Interpreted) -> None:

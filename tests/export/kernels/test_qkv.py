@@ -45,6 +45,8 @@ def rotary_of(rows: int, dimension: int) -> Rotary:
 @settings(max_examples=7)
 @example(17, 129, (4, 2), 128, True, True, 0.01, torch.float32, 0)
 @example(1, 1, (1, 1), 256, False, False, None, torch.float16, 0)
+@example(17, 40, (4, 2), 96, True, True, 0.01, torch.float32, 0)
+@example(3, 40, (2, 2), 20, True, False, None, torch.float32, 0)
 def test_every_bit_is_torchs(
     interpreted: Interpreted, rows: int, inputs: int, counts: tuple[int, int], dimension: int, turned: bool, dynamic: bool,
     out_scale: float | None, dtype: torch.dtype, seed: int,
@@ -79,6 +81,19 @@ def test_ends_saturate_and_ties_go_to_even(interpreted: Interpreted) -> None:
     assert v[:, 0, 31].tolist() == [4, 12, 508, -512]
 
 
+@pytest.mark.parametrize("dimension", [32, 96])
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(interpreted: Interpreted, dimension: int) -> None:
+    heads, slots = Heads(4, 2, dimension, dtype=torch.float32), torch.tensor([40, 3, 17, 0, 29])
+    x, weight, rotary = codes(5, 64), weight_of(heads, 64), rotary_of(5, dimension)
+    q, k, v = interpreted(int8_qkv, x, 0.03, weight, heads, rotary, slots, 41)
+    plain = interpreted(int8_qkv, x, 0.03, weight, heads, rotary)
+    assert torch.equal(q, plain[0])
+    free = [slot for slot in range(41) if slot not in slots.tolist()]
+    for memory, part in ((k, plain[1]), (v, plain[2])):
+        assert torch.equal(memory[slots], part)
+        assert not memory[free].any()
+
+
 def test_codes_feed_the_attention_kernel(interpreted: Interpreted) -> None:
     heads = Heads(2, 1, 32, query_scale=0.05, key_scale=0.04)
     x, weight, rotary = codes(20, 64), weight_of(heads, 64), rotary_of(20, 32)
@@ -94,8 +109,9 @@ def test_codes_feed_the_attention_kernel(interpreted: Interpreted) -> None:
 
 
 def test_wrong_input_is_refused() -> None:
-    with pytest.raises(InputError, match="dimension: 80 given"):
-        Heads(2, 1, 80)
+    for dimension in (0, 33, 258):
+        with pytest.raises(InputError, match=f"dimension: {dimension} given; an even number from 2 to 256"):
+            Heads(2, 1, dimension)
     with pytest.raises(InputError, match=r"query scale: .* given; a scale from"):
         Heads(2, 1, 32, query_scale=0.0)
     with pytest.raises(InputError, match=r"key scale: .* given; a scale from"):

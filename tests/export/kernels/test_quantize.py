@@ -1,14 +1,16 @@
-"""Quantize per tensor: every code equals torch's."""
+"""Quantize per tensor and per token: every code and scale equals torch's."""
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from foundation.schemes.int8 import quantize
-from tests.export.kernels.calls import quantize_tensor
+from foundation.core.errors import InputError
+from foundation.schemes.int8 import quantize, token_scale
+from tests.export.kernels.calls import quantize_tensor, quantize_tokens
 
 Interpreted = Callable[..., Any]
 SHAPES = st.one_of(
@@ -35,3 +37,21 @@ def test_ties_go_to_even_and_ends_saturate(interpreted: Interpreted) -> None:
 
 def test_no_rows(interpreted: Interpreted) -> None:
     assert interpreted(quantize_tensor, torch.ones(0, 4), 1.0).shape == (0, 4)
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 2, 33, 64, 129, 1000]), DTYPES, st.integers(0, 999))
+@settings(max_examples=10)
+@example(2, 64, torch.float32, 0)
+def test_per_token(interpreted: Interpreted, rows: int, inputs: int, dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = (torch.randn(rows, inputs) * 10.0 ** torch.randint(-3, 4, (rows, 1))).to(dtype)
+    x[0] = 0
+    codes, scales = interpreted(quantize_tokens, x)
+    wanted = token_scale(x.float())
+    torch.testing.assert_close(scales, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(codes, quantize(x.float(), wanted, -127, 127), rtol=0, atol=0)
+
+
+def test_rows_that_are_too_long_are_refused() -> None:
+    with pytest.raises(InputError, match="x: 16385 inputs given; rows have 1 to 16384"):
+        quantize_tokens(torch.ones(1, 16385))

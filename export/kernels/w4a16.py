@@ -1,19 +1,21 @@
-"""w4a16 GEMM for small batches: packed int4 weights are read as they are stored, a quarter of the bytes of float16.
+"""w4a16 GEMM: packed int4 weights are read as they are stored, a quarter of the bytes of float16. Made for small batches.
 
     y = x @ (s (q - z)).T + b          s, z one per output and group of g inputs; z = 0 for symmetric quantization
+    then f(y): GELU, its tanh form or SiLU, as in `epilogue`
 
 Codes are packed as `foundation.schemes.int4.pack` packs them: input 2p in the low half of byte p, input 2p + 1 in the high half. A weight
-s (q - z) is rounded to float16, as in `foundation.schemes.int4.Int4Linear`; products are exact in float32 and added in float32.
+s (q - z) is rounded to the type of x, float16 or float32, as in `foundation.schemes.int4.Int4Linear`; products of float16 are exact in
+float32, and added in float32. With float32 there are no matrix instructions.
 
 Bound against float64 with the same rounded weights, with u = 2^-24:
 
-    |y - exact| <= 2 (I + 2) u (sum_i |x_i w_i| + |b|) + 1.001 u16 |exact| + 2^-24        u16 = 2^-11
+    |y - exact| <= 2 (I + 2) u (sum_i |x_i w_i| + |b|) + 1.001 u16 |exact| + 2^-24        u16 = 2^-11, for float32 2^-24
 
-the sums of matrix instructions are cut, not rounded, hence the 2. One program computes up to 16 rows and 64 outputs: with so few rows the
-bytes of the weight should be the limit. To make float16 of a code takes 7 to 8 instructions; on an H100 these take longer than its bytes.
+the sums of matrix instructions are cut, not rounded, hence the 2. One program computes up to 16 rows, or 64 of more, and 64 outputs: with
+few rows the bytes of the weight should be the limit. To make float16 of a code takes 7 to 8 instructions; on an H100 these take longer than
+its bytes.
 
-Left out: bfloat16, which the interpreter cannot multiply; splitting a long I over programs. Batches beyond 16 rows are correct, and read
-the weight once for every 16.
+Left out: bfloat16, which the interpreter cannot multiply; splitting a long I over programs; real offsets (K-quants).
 
 Shape suffixes: N rows, I inputs, O outputs, G groups, P packed bytes.
 """
@@ -27,11 +29,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor
+from export.kernels.activation_codes import Activation, activated
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, unit_of
 from foundation.core.errors import InputError
-from foundation.schemes.int4 import unpack
 
-TILE_N, TILE_O = 16, 64
+TILE_N, LARGE_N, TILE_O = 16, 64, 64
+"""Rows of a tile, for up to 16 rows and for more, and its outputs."""
 SHIFT, SHIFTED_BITS = tl.constexpr(2.0**23 + 8), tl.constexpr(0x4B000008)
 """2^23 + 8 and its bits as float32, where the spacing is 1: exclusive or with the 4 bits of a code q gives 2^23 + 8 + q."""
 MOST_INPUTS, FEWEST_INPUTS = 128, 16
@@ -72,47 +75,43 @@ class Int4Weight:
             check_tensor("bias", self.bias, groups[:1], torch.float32)
 
 
-def w4a16_gemm(x_NI: Tensor, weight: Int4Weight) -> Tensor:
-    """Returns the outputs of a w4a16 layer, float16 `[N, O]`.
-
-    Args:
-        x_NI: float16 `[N, I]`, contiguous.
-        weight: Packed codes, scales, zero points and bias.
-
-    Raises:
-        InputError: The input does not fit the weight.
-    """
-    check_tensor("x", x_NI, (-1, weight.inputs), torch.float16)
-    out_NO = x_NI.new_empty(len(x_NI), len(weight.packed))
-    launch(x_NI, weight, out_NO).run()
-    return out_NO
-
-
 def tile_inputs(group_size: int) -> int:
     """Returns the inputs of a tile: those of one group where the sizes allow, so that a tile has one scale per output."""
     largest_power = group_size & -group_size  # that divides the group
     return min(largest_power, MOST_INPUTS) if largest_power >= FEWEST_INPUTS else MOST_INPUTS // 2
 
 
-def launch(x_NI: Tensor, weight: Int4Weight, out_NO: Tensor) -> Launch:
-    """Returns the launch behind `w4a16_gemm`."""
+def launch(x_NI: Tensor, weight: Int4Weight, out_NO: Tensor, activation: Activation = "none") -> Launch:
+    """Returns the launch of a w4a16 layer.
+
+    Args:
+        x_NI: float16 or float32 `[N, I]`, contiguous.
+        weight: Packed codes, scales, zero points and bias.
+        out_NO: Takes the outputs, float16 or float32.
+        activation: f.
+
+    Raises:
+        InputError: The input does not fit the weight.
+    """
+    check_tensor("x", x_NI, (-1, weight.inputs), torch.float16, torch.float32)
     (rows, inputs), outputs, tile_i = x_NI.shape, len(weight.packed), tile_inputs(weight.group_size)
+    tile_n, unit = TILE_N if rows <= TILE_N else LARGE_N, unit_of(x_NI)
     arguments = {
         "x": x_NI, "packed": weight.packed, "scale": weight.scale, "zero_point": weight.zero_point, "bias": weight.bias, "out": out_NO,
         "rows": rows, "outputs": outputs, "inputs": inputs, "num_bytes": weight.packed.shape[1], "groups": weight.scale.shape[1],
         "GROUP": weight.group_size, "SHARED": weight.group_size % tile_i == 0,
-        "TILE_N": TILE_N, "TILE_O": TILE_O, "TILE_I": tile_i, "EVEN": inputs % tile_i == 0,
+        "ACTIVATION": activation, "TILE_N": tile_n, "TILE_O": TILE_O, "TILE_I": tile_i, "EVEN": inputs % tile_i == 0,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, weight.packed, weight.scale, weight.zero_point, weight.bias, out_NO)
-    cost = Cost(num_bytes, 2 * rows * outputs * inputs, "fp16")
-    return Launch(w4a16_gemm_kernel, (cdiv(rows, TILE_N), cdiv(outputs, TILE_O)), arguments, cost, 4, 4)
+    cost = Cost(num_bytes, 2 * rows * outputs * inputs, unit)
+    return Launch(w4a16_gemm_kernel, (cdiv(rows, tile_n), cdiv(outputs, TILE_O)), arguments, cost, 4, 4)
 
 
 @triton.jit
 def w4a16_gemm_kernel(
     x: tl.pointer_type, packed: tl.pointer_type, scale: tl.pointer_type, zero_point: tl.pointer_type, bias: tl.pointer_type,
     out: tl.pointer_type, rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, num_bytes: tl.tensor, groups: tl.tensor,
-    GROUP: tl.constexpr, SHARED: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, ACTIVATION: tl.constexpr,
     TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
@@ -136,26 +135,12 @@ def w4a16_gemm_kernel(
         else:
             group_at = first_o * groups + (inside_o[:, None] * groups + tl.minimum(start + i[None, :], inputs - 1) // GROUP)
         zero = SHIFT if zero_point is None else tl.load(zero_point + group_at).to(tl.float32) + SHIFT
-        weight = ((shifted - zero) * tl.load(scale + group_at)).to(tl.float16)
-        sums = tl.dot(x_tile, tl.trans(weight), sums)
+        weight = ((shifted - zero) * tl.load(scale + group_at)).to(x_tile.dtype)
+        sums = tl.dot(x_tile, tl.trans(weight), sums, input_precision="ieee")
         x_at += TILE_I
         packed_at += TILE_I // 2
     row, column = tile_n * TILE_N + n, tile_o * TILE_O + o
     if bias is not None:
         sums += tl.load(bias + column, column < outputs, other=0.0)[None, :]
     at = tile_n.to(tl.int64) * TILE_N * outputs + first_o + (n[:, None] * outputs + o[None, :])
-    tl.store(out + at, sums.to(tl.float16), (row < rows)[:, None] & (column < outputs)[None, :])
-
-
-def rounded_weight(weight: Int4Weight) -> Tensor:
-    """Returns s (q - z), float16 `[O, I]`, in torch."""
-    codes_OI = unpack(weight.packed, weight.inputs).float()
-    group_I = torch.arange(weight.inputs) // weight.group_size
-    steps_OI = codes_OI if weight.zero_point is None else codes_OI - weight.zero_point.float()[:, group_I]
-    return (steps_OI * weight.scale[:, group_I]).half()
-
-
-def reference(x_NI: Tensor, weight: Int4Weight) -> Tensor:
-    """Returns what `w4a16_gemm` returns, in torch: products of the rounded weights, added in float32."""
-    y_NO = x_NI.float() @ rounded_weight(weight).float().T
-    return (y_NO if weight.bias is None else y_NO + weight.bias).half()
+    tl.store(out + at, activated(sums, ACTIVATION).to(out.dtype.element_ty), (row < rows)[:, None] & (column < outputs)[None, :])
