@@ -72,7 +72,7 @@ def trained(studied: Studied, setting: Setting, folder: Path, progress: ConsoleP
     file = finished.predictions(name)
     logits, labels = load_predictions(file, studied.recipe.model.task)
     found = load_groups(file)
-    groups = each_alone(len(logits)) if found is None else Groups(found)
+    groups = each_alone(len(labels.values(logits)[1])) if found is None else Groups(found)
     evaluated = next(artifact for artifact in finished.artifacts.values() if artifact.path == file.parent)
     return Answers(setting, int(evaluated.metrics["parameters"]), float(made.manifest["seconds"]), logits, labels, groups)
 
@@ -143,7 +143,16 @@ def _trainings(
     floor: float | None,
     seed: int,
 ) -> Trainings:
-    """Returns the losses with their variance: of draws of the rows, less what all trainings have in common."""
+    """Returns the losses with their variance: of draws of the rows, less what all trainings have in common.
+
+    Args:
+        answers: Of each training.
+        losses: Maps row numbers to the losses of all trainings.
+        groups: The groups of the rows.
+        least: What a loss counts as at least.
+        floor: Loss of a model that has learned nothing; rows of a single class have none, as it would be 0.
+        seed: Seed of the draws.
+    """
     random, count = np.random.default_rng([seed, 2]), len(groups)
     every = losses(groups.rows(np.arange(count)))
     drawn = [losses(groups.rows(random.integers(0, count, count))) for _ in range(RESAMPLES)]
@@ -151,7 +160,7 @@ def _trainings(
     own_RN = logs_RN - logs_RN.mean(axis=1, keepdims=True)
     variance = own_RN.var(axis=0) * len(answers) / (len(answers) - 1)
     settings = np.array([(one.setting.rows, one.setting.epochs, size_of(one)) for one in answers], np.float64)
-    return Trainings(settings, np.maximum(every, least), variance, floor)
+    return Trainings(settings, np.maximum(every, least), variance, floor if floor and floor > least else None)
 
 
 def size_of(answers: Answers) -> float:

@@ -180,6 +180,6 @@ def test_intervals_hold() -> None:
 @pytest.mark.slow
 def test_intervals_hold_at_their_rate() -> None:
     for low, high in ((0.02, 0.06), (0.06, 0.1)):
-        single, paired = coverage(100, 200, (low, high))
+        single, paired = coverage(60, 120, (low, high))
         assert 0.86 <= single <= 0.97, (low, high)
         assert 0.86 <= paired <= 0.98, (low, high)

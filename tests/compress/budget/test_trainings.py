@@ -72,6 +72,15 @@ def test_a_model_without_errors_has_a_loss() -> None:
     assert np.isfinite(found.variance).all()
 
 
+def test_rows_of_one_class_have_no_loss_of_chance() -> None:
+    labels = np.zeros(30, np.int64)
+    made = [answers(np.eye(2)[(np.arange(30) < wrong).astype(int)], labels) for wrong in (3, 6)]
+    assert metric_losses(ACCURACY, made).chance is None
+    entropies = entropy_losses(made)
+    assert entropies is not None
+    assert entropies.chance is None
+
+
 @pytest.mark.parametrize("sharpness", [0.02, 1.0, 60.0])
 def test_cross_entropies_do_not_depend_on_how_sure_a_model_is(sharpness: float) -> None:
     random = np.random.default_rng(1)
