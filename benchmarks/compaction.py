@@ -1,13 +1,15 @@
 """What zeros buy after compaction: accuracy and latency of int8 models with zeros beside the dense int8 model, in one run.
 
-    python benchmarks/compaction.py --model FOLDER --data FOLDER [--stages STAGES] [--set KEY=VALUE ...] [--out FOLDER]
+    python benchmarks/compaction.py [--recipe RECIPE] [--stages STAGES] [--set KEY=VALUE ...] [--out FOLDER]
 
-The first FOLDER holds MiniLM fine-tuned on SST-2, the second the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names. STAGES are a
-list of `sparsify` and `compact`, each of which begins with the model before it. The dense model and the output of every stage are quantized
-to int8 and built for OpenVINO and ONNX Runtime. The engines take turns (foundation/measure/latency.py) at 1 x 128 and 8 x 128. Prints a
-table: the share of the weights of the dense model's blocks that are gone or 0, accuracy over the evaluation split with its 95 % interval,
-points lost against the dense model in the same engine (paired, 95 %), latency, and the time as a multiple of the dense model in the same
-engine. The command makes and evaluates the engines, and resumes; with `--timed` it takes the latencies and prints.
+RECIPE names model and data, by default MiniLM and SST-2 (recipes/sst2-minilm-ptq-2693.yaml: give `--set model.path=FOLDER --set
+data.path=FOLDER`). STAGES are a list of `finetune`, `sparsify`, `prune` and `compact`, each of which begins with the model before it.
+The dense model is the output of the last `finetune`, else the model itself. It and the output of every later stage are quantized to int8
+and built for OpenVINO and ONNX Runtime. The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its
+longest rows. Prints a table: the share of the weights of the dense model's blocks that are gone or 0, the metric over the evaluation split
+with its 95 % interval, the loss against the dense model in the same engine (paired, 95 %; of perplexity relative), latency, and the time as
+a multiple of the dense model in the same engine. The command makes and evaluates the engines, and resumes; with `--timed` it takes the
+latencies and prints.
 """
 
 from __future__ import annotations
@@ -19,34 +21,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 
 from compress.recipe import Recipe, read
-from compress.report.intervals import paired_counts, wilson
+from compress.report.intervals import paired, single
 from compress.run.prepare import prepare
 from export.engines.onnxruntime import properties, with_uint8_activations
 from export.engines.spec import EngineSpec, spec_of
 from foundation.artifacts.artifact import Artifact, read_json, write_json, writing
 from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.timed import Timing
-from foundation.core.arrays import Array
 from foundation.core.progress import ConsoleProgress
-from foundation.data.splits import Data
+from foundation.labels.tasks import TASKS
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import Shape, measure
+from foundation.measure.metrics import METRICS
 from foundation.measure.turns import ratio
 from foundation.models.checkpoint import load_float
 from foundation.models.importing import import_model
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from foundation.training.kept_zeros import block_linears
 from parts.our_engine import answers_of_engine, built
 
 ROOT = Path(__file__).resolve().parent.parent
-SHAPES = [(1, 128), (8, 128)]
-ENGINES = ("openvino", "onnxruntime")
 DENSE = "dense"
 STAGES = "[{sparsify: {method: lasso, pattern: {slices: 32}, sparsity: 0.8}}, {compact: {}}]"
 
@@ -54,22 +54,22 @@ STAGES = "[{sparsify: {method: lasso, pattern: {slices: 32}, sparsity: 0.8}}, {c
 def main() -> None:
     """Trains, builds and evaluates, or measures; prints a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="fine-tuned MiniLM")
-    parser.add_argument("--data", type=Path, required=True, help="SST-2 folder")
-    parser.add_argument("--stages", default=STAGES, help="list of the stages sparsify and compact")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", help="model and data")
+    parser.add_argument("--stages", default=STAGES, help="list of the stages before quantize")
     parser.add_argument("--set", action="append", default=[], help="key.path=value, as for compress run")
     parser.add_argument("--out", type=Path, default=Path("runs/compaction"), help="where to work")
     parser.add_argument("--timed", action="store_true", help="only take the latencies, and print the table")
     arguments = parser.parse_args()
     stages = json.dumps([*yaml.safe_load(arguments.stages), {"quantize": {}}])
-    settings = [f"model.path={arguments.model}", f"data.path={arguments.data}", f"stages={stages}", "target.sequence_lengths=[128]"]
-    recipe = read(ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", [*settings, *arguments.set])
+    recipe = read(arguments.recipe, [f"stages={stages}", *arguments.set])
     arguments.out.mkdir(parents=True, exist_ok=True)
     if not arguments.timed:
         make(recipe, arguments.out)
-    specs, known = engines(recipe, arguments.out), arguments.out / "accuracy.json"
-    rows = measure(list(specs.values()), SHAPES, ConsoleProgress()) if arguments.timed else []
-    print(table(read_json(known), {(list(specs)[job], row.shape): row for job, row in rows}) if rows else read_json(known))
+    specs, known = engines(recipe, arguments.out), arguments.out / "figures.json"
+    if arguments.timed:
+        timed = shapes(recipe)
+        rows = measure(list(specs.values()), timed, ConsoleProgress())
+        print(table(read_json(known), {(list(specs)[job], row.shape): row for job, row in rows}, timed))
     print(json.dumps(fingerprint(), default=str))
 
 
@@ -81,30 +81,25 @@ def make(recipe: Recipe, out: Path) -> None:
     context = replace(context, checkpoints={"baseline": source}, teachers=(source,))
     floats = {DENSE: source}
     for stage in stages:
-        floats[stage.id] = step(out / stage.id, ran(stage, list(floats.values())[-1], context, out))
+        made = step(out / stage.id, ran(stage, list(floats.values())[-1], context, out))
+        if isinstance(stage, Finetune):
+            floats, context = {DENSE: made}, replace(context, checkpoints={"baseline": made}, teachers=(made,))
+        else:
+            floats[stage.id] = made
     for name, parent in floats.items():
         step(out / f"{name}-int8", ran(quantize, parent, context, out))
-    data, weights = context.data, nonzero_weights(source.path)
-    answers = {name: answers_of_engine(spec, data) for name, spec in engines(recipe, out).items()}
-    figures = {}
-    for name, logits in answers.items():
+    split, weights = context.data.evaluation, nonzero_weights(floats[DENSE].path)
+    answers = {name: answers_of_engine(spec, context.data) for name, spec in engines(recipe, out).items()}
+    metric, figures = METRICS[context.facts.metric], {}
+    for name, predictions in answers.items():
         engine, model = name.split()
-        right, before = correct(logits, data), correct(answers[f"{engine} {DENSE}"], data)
-        fell, rose = int((before & ~right).sum()), int((right & ~before).sum())
-        change = paired_counts(fell, rose, len(right))
         figures[name] = {
             "zeros": 1 - nonzero_weights(floats[model].path) / weights,
-            "accuracy": [float(right.mean()), *wilson(int(right.sum()), len(right))],
-            "lost": [(fell - rose) / len(right), *change],
+            "value": single(metric, predictions, split.labels).model_dump(),
+            "lost": paired(metric, answers[f"{engine} {DENSE}"], predictions, split.labels).model_dump(),
         }
         print(name, figures[name], flush=True)
-    write_json(out / "accuracy.json", figures)
-
-
-def correct(logits: Array, data: Data) -> Array:
-    """Returns which rows of the evaluation split are classified correctly, bool [n]."""
-    values, labels = data.evaluation.labels.values(logits)
-    return np.asarray(np.argmax(values, axis=1) == labels)
+    write_json(out / "figures.json", figures)
 
 
 def nonzero_weights(checkpoint: Path) -> int:
@@ -143,25 +138,31 @@ def engines(recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
 
 
 def models(recipe: Recipe) -> list[str]:
-    """Returns the names of the models: the dense one, and the output of every stage before quantization."""
-    return [DENSE, *(stage.id for stage in recipe.stages[:-1])]
+    """Returns the names of the models: the dense one, and the output of every later stage before quantization."""
+    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if stage.KEY != "finetune")]
 
 
-def table(figures: dict[str, dict[str, Any]], timed: dict[tuple[str, Shape], Timing]) -> str:
+def shapes(recipe: Recipe) -> list[Shape]:
+    """Returns the shapes that are timed: every batch size, of texts with rows of the largest length."""
+    length = max(recipe.target.sequence_lengths) if TASKS[recipe.model.task].modality == "text" else None
+    return [(batch, length) for batch in recipe.target.batch_sizes]
+
+
+def table(figures: dict[str, dict[str, Any]], timed: dict[tuple[str, Shape], Timing], shapes: Sequence[Shape]) -> str:
     """Returns the result as a Markdown table."""
-    heads = " | ".join(f"{batch} x {sequence} ms (p90) | of dense" for batch, sequence in SHAPES)
-    lines = [f"| engine | model | zeros | accuracy | points lost | {heads} |", "| --- " * (5 + 2 * len(SHAPES)) + "|"]
+    heads = " | ".join(f"{batch}{f' x {length}' if length else ''} ms (p90) | of dense" for batch, length in shapes)
+    lines = [f"| engine | model | zeros | metric | lost | {heads} |", "| --- " * (5 + 2 * len(shapes)) + "|"]
     for name, figure in figures.items():
         engine, model = name.split()
         cells = []
-        for shape in SHAPES:
+        for shape in shapes:
             own, share = timed[name, shape], ratio(timed[name, shape], timed[f"{engine} {DENSE}", shape])
             spread = "" if share.low is None else f" ({share.low:.2f} to {share.high:.2f})"
             cells.append(f"{own.median_ms:.2f} ({own.p90_ms:.2f}){' busy' if own.busy else ''} | {share.value:.2f}x{spread}")
-        value, low, high = figure["accuracy"]
-        points = "" if model == DENSE else "{:.2f} ({:.2f} to {:.2f})".format(*(100 * part for part in figure["lost"]))
-        start = f"| {engine} | {model} | {figure['zeros']:.1%} | {value:.4f} ({low:.4f} to {high:.4f}) | {points} | "
-        lines.append(f"{start}{' | '.join(cells)} |")
+        value, lost = figure["value"], figure["lost"]
+        own = f"{value['value']:.4f} ({value['low']:.4f} to {value['high']:.4f})"
+        change = "" if model == DENSE else f"{100 * lost['difference']:.2f} ({100 * lost['low']:.2f} to {100 * lost['high']:.2f})"
+        lines.append(f"| {engine} | {model} | {figure['zeros']:.1%} | {own} | {change} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
