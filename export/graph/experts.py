@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.models.layers.experts import separate_experts
+from foundation.models.layers.listed_experts import in_graph
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,10 +42,11 @@ def all_experts(module: Any, states_ND: Tensor, chosen_Nk: Tensor, weights_Nk: T
 
 
 def make_exportable(model: nn.Module) -> None:
-    """Lets the experts of a model run by `all_experts`, in place; does nothing to a model without experts."""
+    """Lets all experts of a model see all tokens, in place; does nothing to a model without experts."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     config: PreTrainedConfig = model.config
+    in_graph(model)
     for module in separate_experts(model).values():
         module.all_tokens = True
     if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):

@@ -48,6 +48,7 @@ T5 = {
     "num_heads": HEADS,
     "decoder_start_token_id": 1,
 }
+SPARSE = {"num_experts": 4, "expert_capacity": 64}
 STAGES = {"depths": [1, 1, 2, 1], "hidden_sizes": [16, 24, 32, 40], "num_channels": 3}
 SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 32, "patch_size": 2, "num_channels": 3}
 
@@ -202,5 +203,8 @@ ENCODER_DECODERS: dict[str, Architecture] = {
     "marian (text to text)": _answers("marian", **SEQ2SEQ, decoder_start_token_id=1),
     "pegasus (text to text)": _answers("pegasus", **SEQ2SEQ, decoder_start_token_id=1),
     "m2m_100 (text to text)": _answers("m2m_100", **SEQ2SEQ),
-}
+    "switch_transformers (text to text)": _answers("switch_transformers", **T5, **SPARSE, num_sparse_encoder_layers=1,
+                                                   num_sparse_decoder_layers=1),
+    "nllb-moe (text to text)": _answers("nllb-moe", **SEQ2SEQ, **SPARSE, encoder_sparse_step=2, decoder_sparse_step=2),
+}  # fmt: skip
 ARCHITECTURES = ENCODERS | VISION | DECODERS | ENCODER_DECODERS

@@ -47,6 +47,7 @@ from foundation.models.heads.reader import reader_class
 from foundation.models.heads.towers import towers_class
 from foundation.models.heads.transcriber import transcriber_class
 from foundation.models.layers.conv1d import is_conv1d, with_linears
+from foundation.models.layers.listed_experts import mend
 from foundation.models.library import (
     REFUSED,
     depths_of,
@@ -98,6 +99,8 @@ def auto_class(task: Task, config: PreTrainedConfig | None = None) -> Any:
             vectors, spans and transcripts.
     """
     row = TASKS[task]
+    if config is not None:
+        mend(config.model_type)
     if row.two_towers:
         return towers_class(model_class(config, task))
     if (with_head := HEADS.get(type(row.answer))) is not None:
