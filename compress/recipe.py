@@ -37,6 +37,7 @@ from foundation.labels.tasks import tasks_with
 from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
+from foundation.training.adapters import Adapters
 from foundation.training.finetune import Finetune
 from prune.compact.compact import Compact
 from prune.prune import Prune
@@ -44,7 +45,18 @@ from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Compact, Quantize, Export, Cascade, TritonRepo)
+STAGES: tuple[type[Stage], ...] = (
+    Finetune,
+    Distill,
+    Prune,
+    Sparsify,
+    Compact,
+    Quantize,
+    Adapters,
+    Export,
+    Cascade,
+    TritonRepo,
+)
 """All stages in their allowed order; distill, prune, sparsify and compact may come in any order. The order applies along `input`."""
 
 
@@ -132,6 +144,7 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
         + _check_proposals(recipe)
         + _check_cascade(recipe)
         + _check_audit(recipe)
+        + _check_adapters(recipe)
     )
     if problems:
         raise InputError.of(problems)
@@ -328,6 +341,29 @@ def _check_proposals(recipe: Recipe) -> list[Problem]:
         if draft is not None and draft not in made:
             allowed = one_of(made) if made else "none, as no stage makes a model,"
             problems.append(Problem(f"{key}.draft", f"{draft!r} given", f"{allowed} is allowed{nearest(draft, made)}"))
+    return problems
+
+
+def _check_adapters(recipe: Recipe) -> list[Problem]:
+    """Returns what does not go with adapters: a second stage of them on one model, stages that know one answer to a text, and rows that
+    name adapters of none."""
+    trains = [stage for stage in recipe.stages if isinstance(stage, Adapters)]
+    if not trains:
+        given = Problem("data.columns.adapter", "given, but no stage trains adapters", remedy="add `- adapters: {}` before export")
+        return [given] if recipe.data.columns.adapter is not None else []
+    problems, made = list[Problem](), lines(recipe.stages)
+    for stage in trains:
+        key, line = f"stages.{stage.id}", made[str(stage.id)]
+        if sum(isinstance(other, Adapters) for other in line) > 1:
+            problems.append(Problem(key, "given for a model that has adapters already", remedy="name all of them in one column"))
+        if any(isinstance(other, Quantize) and other.residual is not False for other in line):
+            why = "adapters are added between a layer and its residual"
+            problems.append(Problem(f"{key}: quantize.residual", "given with adapters", why, "give residual: false"))
+    for other in recipe.stages:
+        if isinstance(other, Cascade):
+            problems.append(Problem(f"stages.{other.id}", "given with adapters", "a cascade has one answer to a text", "leave one out"))
+        if isinstance(other, Export) and other.tensor_parallel > 1:
+            problems.append(Problem(f"stages.{other.id}.tensor_parallel", "given with adapters", "ranks hold one model", "leave it out"))
     return problems
 
 

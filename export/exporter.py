@@ -100,6 +100,7 @@ class Exporter:
             engines=tuple(sorted(engines, key=lambda entry: (names.index(entry.engine), not entry.runnable))),
             parity=_worst([entry for entry in engines if entry.float_precision == self.build.float_precision]),
             float_part=exported.FloatPart(**asdict(next(iter(judged.values())))) if judged else None,
+            adapters=self.preprocessor.adapters,
         )
 
     def _judgement(self, engine: EngineName, engines: list[exported.Engine]) -> Judgement | None:
@@ -110,6 +111,8 @@ class Exporter:
         build = self.build
         half: FloatPrecision = "fp16" if halves[0].float_precision == "fp16" else "bf16"
         floating = self.answers.get((engine, build.floating, "fp32", "fp32"))
+        if self.preprocessor.adapters and build.is_quantized:  # the float variant that it was made of has none
+            floating = self.gate.predicted(build.checkpoint, "float", trial_rows(self.context))
         exact = floating if build.is_half else self.answers.get((engine, build.variant, build.precision, "fp32"))
         if floating is None or exact is None:
             self.context.progress.warn(f"{build.name} {engine}: {half} cannot be judged, since an engine in fp32 was not built")

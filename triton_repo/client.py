@@ -26,6 +26,7 @@ from foundation.artifacts.triton import Limit, Load
 from foundation.core.arrays import Array
 from foundation.machine.waits import WaitedShare
 from foundation.measure.answers import compressed
+from foundation.standalone.adapted import adapter_of
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.response import LOGITS, RESPONSES, TIER, VECTOR, placed
 from foundation.standalone.windows import Window, parted, read_contexts
@@ -309,7 +310,7 @@ def tensors(rows: Sequence[Row], kind: type[InferInput]) -> list[InferInput]:
         kind: Class `InferInput` of the protocol.
 
     Returns:
-        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE, or AUDIO.
+        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE, or AUDIO; with texts ADAPTER, where rows name one.
     """
     made = []
     for index, name in enumerate(inputs_of(rows[0])):
@@ -325,7 +326,8 @@ def parts_of(row: Row) -> tuple[str | bytes, ...]:
     texts = row.texts if isinstance(row, Window) else row if isinstance(row, tuple) else (row,)
     parts = tuple(text for text in texts if isinstance(text, str | bytes))
     assert len(parts) == len(texts), "rows of tokens go to the models that generate"
-    return parts
+    name = adapter_of(row)
+    return parts if name is None else (*parts, name)
 
 
 def _joined(parts: Sequence[Array]) -> Array:

@@ -24,6 +24,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from foundation.core.errors import InputError
+from foundation.standalone.adapted import adapter_of
 from foundation.standalone.preprocess import Row
 from foundation.standalone.response import FP32, RESPONSES, STRING, TIER
 from foundation.standalone.sound import is_sound
@@ -31,6 +32,8 @@ from foundation.standalone.windows import Window
 from triton_repo.queueing import Queue, write_policy
 
 TEXT, TEXT_PAIR, QUESTION, CONTEXT, IMAGE, AUDIO = "TEXT", "TEXT_PAIR", "QUESTION", "CONTEXT", "IMAGE", "AUDIO"
+ADAPTER = "ADAPTER"
+"""The input that names the adapter of a row."""
 TYPES = {STRING: pb.TYPE_STRING, FP32: pb.TYPE_FP32}
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
@@ -80,6 +83,8 @@ class ModelSettings:
     """Form of its answers, a name in `foundation.standalone.response.RESPONSES`."""
     is_cascade: bool = False
     """Whether answers name the tier that gave them."""
+    adapters: tuple[str, ...] = ()
+    """Names of its adapters, one of which each row names; else empty."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -89,7 +94,7 @@ class ModelSettings:
             return (files[self.modality],)
         if self.response == "span":
             return (QUESTION, CONTEXT)
-        return (TEXT, TEXT_PAIR) if self.pairs else (TEXT,)
+        return ((TEXT, TEXT_PAIR) if self.pairs else (TEXT,)) + ((ADAPTER,) if self.adapters else ())
 
 
 def inputs_of(row: Row) -> tuple[str, ...]:
@@ -98,7 +103,8 @@ def inputs_of(row: Row) -> tuple[str, ...]:
         return (AUDIO,) if is_sound(row) else (IMAGE,)
     if isinstance(row, Window):
         return (QUESTION, CONTEXT)
-    return (TEXT, TEXT_PAIR) if isinstance(row, tuple) else (TEXT,)
+    texts = (TEXT, TEXT_PAIR) if isinstance(row, tuple) else (TEXT,)
+    return texts if adapter_of(row) is None else (*texts, ADAPTER)
 
 
 def model_config(settings: ModelSettings) -> pb.ModelConfig:
@@ -109,8 +115,8 @@ def model_config(settings: ModelSettings) -> pb.ModelConfig:
     """
     check_name(settings.name)
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
-    for name in settings.inputs:
-        config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
+    for name in settings.inputs:  # a request without an adapter gets the model's own error, which names them
+        config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1], optional=name == ADAPTER)
     for output in RESPONSES[settings.response].outputs(settings.width):
         config.output.add(name=output.name, data_type=TYPES[output.kind], dims=output.dims)
     if settings.is_cascade:

@@ -2,7 +2,7 @@
 the server.
 
 Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, for sounds
-sound.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files and the modules that it imports.
+sound.py, for adapters adapted.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files and the modules that it imports.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine. A question becomes one row for each window of its
 context.
@@ -73,8 +73,9 @@ class TritonPythonModel:
         return [self.response(one) for one in self.predict([self.columns(request) for request in requests])]
 
     def columns(self, request: pb_utils.InferenceRequest) -> list[np.ndarray]:
-        """Returns the inputs of a request, arrays of bytes [n, 1]."""
-        return [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs]
+        """Returns the inputs of a request, arrays of bytes [n, 1]; the names of adapters are left out where the request has none."""
+        tensors = [pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs]
+        return [tensor.as_numpy() for tensor in tensors if tensor is not None]
 
     def predict(self, requests: list[list[np.ndarray]]) -> list[Predicted | pb_utils.InferenceResponse]:
         """Returns what the engine computed for the rows of each request, whose columns are given; or the response with an error."""
@@ -123,7 +124,13 @@ class TritonPythonModel:
         if self.preprocessor.modality != "text":
             return [bytes(value) for value in columns[0].reshape(-1)]
         texts = [[_text(row, value) for row, value in enumerate(column.reshape(-1))] for column in columns]
-        return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
+        names = texts.pop() if self.preprocessor.adapters and len(columns) == len(self.inputs) else []
+        rows = [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
+        if not names:  # of a model with adapters the preprocessor refuses rows without one
+            return rows
+        from adapted import with_adapter  # type: ignore[import-not-found]
+
+        return [with_adapter(row, name) for row, name in zip(rows, names, strict=True)]
 
     def _shortened(self, row: int, text: Any) -> Any:
         """Cuts off the rest of a text that the model cannot read, so that long texts do not delay other requests."""

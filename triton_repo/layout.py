@@ -32,10 +32,11 @@ from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.measure.fastest import Ranked
-from foundation.standalone import image, long_text, preprocess, response, sound, windows
+from foundation.standalone import adapted, image, long_text, preprocess, response, sound, windows
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES, Entities, Label, Labels, Response, Span, Transcript, Vector
 from triton_repo.config import (
+    ADAPTER,
     AUDIO,
     CONTEXT,
     IMAGE,
@@ -206,6 +207,7 @@ def settings_of(
         properties=_properties(model, scheduling),
         warm_up=warm_up,
         scheduling=scheduling,
+        adapters=preprocessor.adapters,
     )
 
 
@@ -262,10 +264,12 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
         for model in models
     )
     packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
-    inputs = ", ".join(_example(name) for name in first.inputs)
+    inputs = ", ".join(f'"ADAPTER": "{first.adapters[0]}"' if name == ADAPTER else _example(name) for name in first.inputs)
     more = " soundfile soxr" if AUDIO in first.inputs else ""
     answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
-    kinds = " or ".join(dict.fromkeys(_KINDS.get(name, "UTF-8 text") for model in models for name in model.inputs))
+    kinds = " or ".join(dict.fromkeys(_KINDS.get(name, "UTF-8 text") for model in models for name in model.inputs if name != ADAPTER))
+    if first.adapters:
+        kinds += f"; ADAPTER names what answers a row: {', '.join(first.adapters)}"
     outputs = _OUTPUTS[type(RESPONSES[first.response])]
     return _README.format(
         lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer, kinds=kinds, outputs=outputs
@@ -321,7 +325,8 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     write_version(folder / VERSION, model, preprocessor, settings)
     for name, row in rows.items():
         for column in settings.inputs:
-            (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
+            value = settings.adapters[0].encode() if column == ADAPTER else SHORT.get(column, row)
+            (warm_up / f"{name}.{column}").write_bytes(serialized([value]))
 
 
 def write_version(version: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings) -> None:
@@ -340,7 +345,8 @@ def write_version(version: Path, model: Served, preprocessor: Preprocessor, sett
 
 def beside(preprocessor: Preprocessor) -> list[str]:
     """Returns the paths of the files that preprocess.py needs next to it for rows of this kind."""
-    return [str(module.__file__) for module, used in ((image, preprocessor.image), (sound, preprocessor.sound)) if used is not None]
+    kinds = ((image, preprocessor.image), (sound, preprocessor.sound), (adapted, preprocessor.adapters or None))
+    return [str(module.__file__) for module, used in kinds if used is not None]
 
 
 def _files(file: Path) -> Iterator[tuple[Path, str]]:
@@ -362,7 +368,9 @@ def _text_of_length(preprocessor: Preprocessor, bucket: int, pairs: bool) -> str
         if preprocessor.finds_spans:
             (asked,) = windows.paired(preprocessor.tokenizer, [(SHORT[QUESTION].decode(), text)])
             return len(asked.ids)
-        return int(preprocessor.encode([(text, "") if pairs else text], 0)[preprocessor.input_names[0]].shape[1])
+        row = (text, "") if pairs else text
+        rows = [adapted.with_adapter(row, preprocessor.adapters[0]) if preprocessor.adapters else row]
+        return int(preprocessor.encode(rows, 0)[preprocessor.input_names[0]].shape[1])
 
     words = bucket
     while words and (length := tokens(words)) > bucket:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from foundation.artifacts.triton import Limit
 from foundation.core.goals import LatencyGoal
+from foundation.standalone.adapted import with_adapter
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.windows import Window
 from triton_repo import client
@@ -68,4 +69,5 @@ def row_of(prepared: Preprocessor, sequence: int | None, pairs: bool) -> Row:
     text = made.decode("utf-8")
     if prepared.finds_spans:
         return Window(QUESTION, text, 0, 0)  # the server divides the context itself
-    return (text, "") if pairs else text
+    row = (text, "") if pairs else text
+    return with_adapter(row, prepared.adapters[0]) if prepared.adapters else row

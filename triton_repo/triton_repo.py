@@ -42,6 +42,7 @@ from foundation.measure.judged import Judged, judged_of
 from foundation.measure.metrics import metrics
 from foundation.schemes.table import SCHEMES
 from foundation.stage.stage import Stage
+from foundation.standalone.adapted import as_read
 from foundation.standalone.response import STRATEGIES
 from triton_repo.cascade.settings import Audit
 from triton_repo.comparison import agreement, compare
@@ -443,7 +444,7 @@ class TritonRepo(Stage):
 
         split = context.data.evaluation
         own = split.labels.of_tower(model.tower)
-        rows = [split.rows[row] for row in own.tolist()]
+        rows = as_read([split.rows[row] for row in own.tolist()], model.prepared.adapters)
         log = context.scratch / f"triton-{model.name}.log"
         with TritonServer(self._unlimited(context, out), environment.check(), log, models=[model.name]) as server:
             with context.progress.bar(f"triton {model.name}", len(rows)) as advance:

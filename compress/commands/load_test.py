@@ -16,6 +16,7 @@ from foundation.data.splits import Split
 from foundation.data.tables import Table, text_lines
 from foundation.labels.zero_shot import read_by
 from foundation.machine import environment
+from foundation.standalone.adapted import as_read
 from foundation.standalone.preprocess import Row
 from foundation.standalone.windows import Window
 from triton_repo.load import figures
@@ -27,6 +28,7 @@ from triton_repo.load.settings import Load
 SCHEMA = 1
 STANDARD_INPUT = "-"
 COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "QUESTION": "question", "CONTEXT": "context", "IMAGE": "image", "AUDIO": "audio"}
+COLUMNS |= {"ADAPTER": "adapter"}
 """Column of each input where none is given."""
 SHARED = ("model", "row_bytes")
 """Settings shared by all loads."""
@@ -131,7 +133,8 @@ def _read(data: Rows, model: Model) -> tuple[list[Row], str]:
     modality = {"IMAGE": "image", "AUDIO": "audio"}.get(model.inputs[0], "text")
     if data.run is not None:
         rows = evaluation_rows(data.run)
-        return [rows[row] for row in read_by(modality, rows)], f"the evaluation split of {data.run}"
+        adapted = [name for name in model.inputs if name == "ADAPTER"]
+        return as_read([rows[row] for row in read_by(modality, rows)], adapted), f"the evaluation split of {data.run}"
     columns = data.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
         raise InputError(
@@ -142,7 +145,7 @@ def _read(data: Rows, model: Model) -> tuple[list[Row], str]:
             kind = MEASURED[model.inputs]
             raise InputError("--data -", "lines of standard input are single texts", f"model {model.name} reads {kind}", "give a file")
         return [line.removesuffix("\r") for line in text_lines(Table(Path("-"), ()), sys.stdin.buffer)], "standard input"
-    rows = read_unlabelled(local(str(data.file), "--data"), modality, columns, "--column")
+    rows = read_unlabelled(local(str(data.file), "--data"), modality, columns, "--column", adapted="ADAPTER" in model.inputs)
     if model.inputs == ("QUESTION", "CONTEXT"):  # the server divides contexts itself
         rows = [Window(row[0], row[1], 0, 0) for row in rows if isinstance(row, tuple)]
     return rows, str(data.file)

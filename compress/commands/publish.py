@@ -25,6 +25,7 @@ from foundation.artifacts.run_folder import Run, check_outside
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
 from foundation.labels.tasks import TASKS
+from foundation.models.adapter_files import adapter_names
 from foundation.models.files import is_local
 from foundation.models.folder import Checkpoint
 
@@ -105,6 +106,11 @@ def _source(run: Run, variant: str) -> Source:
             f"--variant {variant}", "not a variant of this run", f"{one_of(list(run.variants))} is allowed{nearest(variant, run.variants)}"
         )
     checkpoint, export = run.variants[variant], run.of_kind("engine")
+    if adapter_names(checkpoint.path):
+        reason = "it has adapters, which no such folder holds: other programs would answer without them"
+        raise InputError(
+            f"--variant {variant}", reason, remedy="serve it (`compress serve`, `compress deploy`), or publish the model below"
+        )
     problems = [problem for made in (checkpoint, export) if made is not None for problem in artifact.verify(made)]
     if problems:
         raise InputError.of(problem.advise("`compress run` makes what is damaged again") for problem in problems)

@@ -26,6 +26,7 @@ from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task
 from foundation.labels.zero_shot import read_by
 from foundation.measure.answers import load_predictions
+from foundation.standalone.adapted import as_read
 from foundation.standalone.preprocess import Row
 from triton_repo import control, deployment
 from triton_repo.served_models import ServedModel
@@ -130,7 +131,8 @@ def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> 
         try:
             prepared = prepared_of(new.repository / model.folder)
             own = read_by(prepared.modality, new.rows)
-            logits = evaluate(address, candidate, [new.rows[row] for row in own], 1).stored_predictions(prepared)
+            asked = as_read([new.rows[row] for row in own], prepared.adapters)
+            logits = evaluate(address, candidate, asked, 1).stored_predictions(prepared)
         except RequestError as error:
             raise InputError(name, f"the new version does not answer: {error}", remedy=BEFORE) from error
         problems = list(compare_golden(key, new.task, new.labels, new.recorded[key][own], logits, log))

@@ -32,6 +32,7 @@ from foundation.labels.tasks import Task
 from foundation.labels.zero_shot import read_by
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.answers import load_predictions
+from foundation.standalone.adapted import as_read
 from foundation.standalone.preprocess import Row
 
 Log = Callable[[str], None]
@@ -187,7 +188,8 @@ def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log:
             if key in recorded:
                 prepared = prepared_of(repository_of(run.folder) / str(model.model))
                 own = read_by(prepared.modality, rows)
-                answers = evaluate(server.grpc_address, str(model.model), [rows[row] for row in own], 1)
+                asked = as_read([rows[row] for row in own], prepared.adapters)
+                answers = evaluate(server.grpc_address, str(model.model), asked, 1)
                 yield from compare(key, run, recorded[key][own], answers.stored_predictions(prepared), log)
 
 
@@ -213,7 +215,7 @@ def _running(run: Run, url: str, ca: str, rows: Sequence[Row], recorded: dict[st
             if not problems:
                 prepared = prepared_of(repository / name)
                 own = read_by(prepared.modality, rows)
-                answers = server.answers(asked, [rows[row] for row in own])
+                answers = server.answers(asked, as_read([rows[row] for row in own], prepared.adapters))
                 yield from server.contradictions(repository / name, answers)
                 yield from compare(key, run, recorded[key][own], answers.stored_predictions(prepared), log)
 

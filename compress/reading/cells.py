@@ -1,4 +1,4 @@
-"""Turns the cells of a table into a row of a task, and checks that it can be decoded."""
+"""Cells of tables as rows: texts, pairs of texts, encoded images and sounds; texts may name their adapter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from foundation.core.errors import InputError
 from foundation.core.files import read_plain
 from foundation.core.shown import is_unicode, reason, shown
 from foundation.data.tables import Cells
+from foundation.models.adapter_names import check_name
+from foundation.standalone.adapted import with_adapter
 from foundation.standalone.preprocess import Row
 
 
-def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
+def row_of(contents: Cells, modality: str, folder: Path, place: str, *, adapted: bool = False) -> Row:
     """Turns the cells of a table into a row: a text, a pair of texts, or an encoded image or sound.
 
     Args:
@@ -20,12 +22,16 @@ def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
         modality: `image`, `audio`, or text.
         folder: Where relative paths of files begin.
         place: File and line, for the message.
+        adapted: Whether the last cell names the adapter of the row; contents are texts then.
 
     Raises:
-        InputError: A cell is not text, or not a file that can be decoded.
+        InputError: A cell is not text, not a file that can be decoded, or not the name of an adapter.
     """
     if modality in KINDS:
         return _file(contents[0], KINDS[modality], folder, place)
+    if adapted:
+        row = row_of(contents[:-1], modality, folder, place)
+        return with_adapter(row, check_name(contents[-1], place))
     for text in contents:
         if not isinstance(text, str) or not (text.isascii() or is_unicode(text)):
             raise InputError(place, f"{text!a:.60} given as text", "valid Unicode text is allowed")

@@ -235,10 +235,12 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
     if facts.tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
+    adapted = given.adapter is not None
     if split == "train" and not config.train_labels:
-        return _read_rows(str(path), tables.read_table(replace(table, columns=columns[:-1])), task, path.parent, table.unit, labelled=False)
+        cells = tables.read_table(replace(table, columns=columns[:-1]))
+        return _read_rows(str(path), cells, task, path.parent, table.unit, labelled=False, adapted=adapted)
     names = label_names_of(table, columns[-1]) if facts.answer.classifies else ()
-    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
+    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names, adapted=adapted)
 
 
 def _table(path: Path, columns: tuple[Column, ...], entry: FileConfig, config: DataConfig) -> Table:
@@ -353,15 +355,15 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
             pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
             sources.setdefault(SPLITS[name], []).append(pairs)
             continue
-        where = f"{config.path} split {name}"
+        where, adapted = f"{config.path} split {name}", config.columns.adapter is not None
         if SPLITS[name] == "train" and not config.train_labels:
-            texts = [cells[: len(columns) - 1] for cells in rows]
-            sources.setdefault("train", []).append(_read_rows(where, enumerate(texts, 1), task, Path(), "row", labelled=False))
+            texts = enumerate((cells[: len(columns) - 1] for cells in rows), 1)
+            sources.setdefault("train", []).append(_read_rows(where, texts, task, Path(), "row", labelled=False, adapted=adapted))
             continue
         if columns[-1] not in features:
             raise InputError.of([tables.missing_column(f"data.path {where}", columns[-1], features)])
         names = names_in(features.to_dict()[columns[-1]], where) if facts.answer.classifies else ()
-        source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
+        source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names, adapted=adapted)
         sources.setdefault(SPLITS[name], []).append(source)
     if "train" not in sources:
         raise InputError("data.path", f"{config.path}: no train split", f"it has {', '.join(found)}")
@@ -377,8 +379,9 @@ def _read_rows(
     label_names: tuple[str, ...] = (),
     *,
     labelled: bool = True,
+    adapted: bool = False,
 ) -> Source:
-    """Converts the cells of a table to rows of the task."""
+    """Converts the cells of a table to rows of the task; `adapted`: the cell before the label names the adapter of the row."""
     facts = TASKS[task]
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
@@ -391,8 +394,7 @@ def _read_rows(
             source.add(*question_of(found, f"{name} {unit} {number}"), number)
             continue
         contents, label = (found[:-1], found[-1]) if facts.needs_labels and labelled else (found, None)
-        row = row_of(contents, facts.modality, folder, f"{name} {unit} {number}")
-        source.add(row, label, number)
+        source.add(row_of(contents, facts.modality, folder, f"{name} {unit} {number}", adapted=adapted), label, number)
     if not source.rows:
         raise InputError(name, "no rows", "at least one is needed")
     return source

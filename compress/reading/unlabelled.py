@@ -19,7 +19,7 @@ from foundation.data.tables import Table, opened, read_table, suffix, text_lines
 from foundation.standalone.preprocess import Row
 
 
-def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str) -> list[Row]:
+def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str, *, adapted: bool = False) -> list[Row]:
     """Reads all rows of a file.
 
     Args:
@@ -28,17 +28,18 @@ def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str)
         columns: The column of the text, image or sound, or the two columns of a pair. A file of lines, and files outside of tables,
             have none.
         key: Where the user names columns, for messages.
+        adapted: Whether the last column names the adapter of a row.
 
     Raises:
         InputError: The file cannot be read, a row cannot be read, or there are none.
     """
-    rows = list(_rows(path, modality, columns, key))
+    rows = list(_rows(path, modality, columns, key, adapted=adapted))
     if not rows:
         raise InputError(f"{path}", "no rows", "at least one is needed")
     return rows
 
 
-def _rows(path: Path, modality: str, columns: Sequence[str], key: str) -> Iterator[Row]:
+def _rows(path: Path, modality: str, columns: Sequence[str], key: str, *, adapted: bool) -> Iterator[Row]:
     table = Table(path, tuple(columns), key=key)
     if modality in KINDS and (path.is_dir() or is_archive(path)):
         yield from (file.data for file in read_files(path, KINDS[modality], table.limit))
@@ -52,4 +53,4 @@ def _rows(path: Path, modality: str, columns: Sequence[str], key: str) -> Iterat
         )
     else:
         for number, cells in read_table(table):
-            yield row_of(cells, modality, path.parent, table.place(number))
+            yield row_of(cells, modality, path.parent, table.place(number), adapted=adapted)

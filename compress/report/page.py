@@ -22,6 +22,7 @@ from compress.report.model.contents import Contents, Goal
 from compress.report.model.variant import Variant
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy, rows, timings
+from compress.report.sections.adapters import adapters
 from compress.report.sections.cascade import cascade, headline
 from compress.report.sections.choice import choice
 from compress.report.sections.compact import compaction
@@ -86,6 +87,7 @@ def render(report: Contents) -> str:
         pruning=pruning(report),
         sparsity=sparsity(report),
         compaction=compaction(report),
+        adapters=adapters(report),
         generation=generation(report),
         layers=layers(report),
         quantization=quantization(report),

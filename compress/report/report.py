@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from compress.report import evaluations, goals, intervals, stored_vectors
@@ -38,6 +39,7 @@ from foundation.labels import vectors
 from foundation.labels.answer import Answer
 from foundation.labels.tasks import TASKS
 from foundation.labels.vectors import VectorLabels
+from foundation.measure.answers import read_row_adapters
 from foundation.measure.chance import chance
 from foundation.measure.judged import Judged
 from foundation.measure.metrics import Metric
@@ -217,7 +219,26 @@ def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[Varian
         pruning=made.metrics if made.manifest["stage"] == "prune" else None,
         sparsity=made.metrics if made.manifest["stage"] == "sparsify" else None,
         compaction=made.metrics if made.manifest["stage"] == "compact" else None,
+        adapter_training=made.metrics if made.manifest["stage"] == "adapters" else None,
+        **_by_adapter(run, mine),
     )
+
+
+def _by_adapter(run: Run, mine: list[Evaluation]) -> dict[str, dict[str, dict[str, Accuracy]]]:
+    """Returns the judged metric of the rows of each adapter in every backend, as an entry of a variant; empty where rows name none."""
+    names = read_row_adapters(run.artifacts[f"{EVALUATION}{run.baseline}"].path)
+    if not names:
+        return {}
+    rows = {name: np.flatnonzero([other == name for other in names]) for name in dict.fromkeys(sorted(names))}
+    return {
+        "adapters": {
+            one.backend: {
+                name: evaluations.accuracy(run, one.logits[places], one.labels[places], None if one.groups is None else one.groups[places])
+                for name, places in rows.items()
+            }
+            for one in mine
+        }
+    }
 
 
 def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> Drop:

@@ -18,7 +18,7 @@ from foundation.core.engines import ENGINES, REFERENCE
 from foundation.core.target import Target
 from foundation.data.groups import groups_of_values
 from foundation.labels.tasks import TASKS, Task
-from foundation.measure.answers import save_predictions
+from foundation.measure.answers import save_predictions, write_row_adapters
 from foundation.measure.fastest import competing
 from foundation.measure.metrics import METRICS, metrics
 from foundation.measure.predictions import predict
@@ -89,6 +89,7 @@ class Evaluate(Stage):
         from foundation.machine.device import computing_device
         from foundation.measure import predictions
         from foundation.models.checkpoint import load
+        from foundation.models.layers.adapter_stack import added_size
         from foundation.models.size import count
 
         split = context.data.evaluation
@@ -100,6 +101,7 @@ class Evaluate(Stage):
             model = load(parent.path, computing_device())
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
         save_predictions(out / PREDICTIONS, logits, split.labels, groups_of_values(split))
+        write_row_adapters(out, split.rows)
         figures = metrics(context.task, logits, split.labels)
         count_judged = split.labels.count()
         name = context.facts.metric
@@ -110,7 +112,8 @@ class Evaluate(Stage):
                 "model was trained for, and that labels and columns are the right ones"
             )
         size = count(model, context.task, context.max_length)
-        sizes = {"parameters": size.parameters, "macs": size.macs}
+        parameters, macs = added_size(model, context.max_length)
+        sizes = {"parameters": size.parameters + parameters, "macs": size.macs + macs}
         return {
             "metrics": figures,
             "n": count_judged,

@@ -76,7 +76,7 @@ def memory_of(step: Stage, size: Counts, before: Counts, config: PreTrainedConfi
 
 def _training(step: Any) -> Any:
     """Returns the settings that a step trains with; None if it does not."""
-    if step.NAME in ("finetune", "distill"):
+    if step.NAME in ("finetune", "distill", "adapters"):
         return step
     if step.NAME == "quantize":
         return step.qat if step.mode != "ptq" else None

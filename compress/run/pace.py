@@ -12,7 +12,7 @@ SAMPLED_PER_S = 3.5e10
 """Float32 multiply-accumulates per second of the machine that takes `expected.REFERENCE_SPEED` for its engines."""
 CALL_S = 1e-3
 """Seconds of a call of an engine besides its multiply-accumulates, on average over the engines."""
-TRAINS = ("finetune", "distill", "prune", "sparsify")
+TRAINS = ("finetune", "distill", "prune", "sparsify", "adapters")
 """Stages that compute in the precision of training."""
 LOOP_S = 0.04
 """Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""

@@ -41,7 +41,7 @@ from foundation.machine.waits import ThreadWaits
 from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows
 from foundation.measure.samples import enough, is_undisturbed
-from foundation.standalone.preprocess import Preprocessor, Row
+from foundation.standalone.preprocess import ADAPTER_IDS, Preprocessor, Row
 from foundation.standalone.windows import merged
 
 Request = Mapping[str, Any]
@@ -182,6 +182,7 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
         "input_ids": generator.integers(0, preprocessor.tokenizer.get_vocab_size(), (batch, sequence), dtype=np.int64),
         "attention_mask": np.ones((batch, sequence), np.int64),
         "token_type_ids": np.zeros((batch, sequence), np.int64),
+        ADAPTER_IDS: np.arange(batch)[:, None].repeat(sequence, axis=1) % max(1, len(preprocessor.adapters)),  # rows of all of them
     }
     arrays["decoder_input_ids"] = arrays["input_ids"].copy()
     # Models that count positions from the padding id would take a random token of that id for padding.

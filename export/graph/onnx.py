@@ -51,6 +51,7 @@ from export.graph.nodes import prune_initializers
 from export.graph.unread_tokens import drop_unread_tokens
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS, Task
+from foundation.models.adapter_files import apply_adapters
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
@@ -59,7 +60,7 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.library import one_line, quiet
 from foundation.models.own_shape import SHAPE_KEY
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import ADAPTER_IDS, Preprocessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -227,6 +228,7 @@ def _load(checkpoint: Checkpoint, task: Task) -> PreTrainedModel:
         with_separate_experts(model)
         put_on_grids(model, checkpoint)
     make_exportable(model)
+    apply_adapters(model, checkpoint.folder)
     return model.eval()
 
 
@@ -263,6 +265,7 @@ def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tupl
         "attention_mask": mask_BS,
         "token_type_ids": torch.zeros_like(ids_BS),
         "decoder_input_ids": ids_BS.flip(1),
+        ADAPTER_IDS: torch.zeros_like(ids_BS),
     }
     return tuple(values[name] for name in preprocessor.input_names)
 

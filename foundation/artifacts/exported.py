@@ -294,6 +294,8 @@ class Build(Document):
     """How far its main engine is from torch."""
     float_part: FloatPart | None = None
     """How the precision of its float part was chosen."""
+    adapters: tuple[str, ...] = ()
+    """Names of its adapters, one of which each row names; absent for a model without."""
 
     def key(self, engine: Engine) -> tuple[str, str, str, str, str]:
         """Returns the configuration of one of its engines: variant, precision, float_precision, engine and mode."""

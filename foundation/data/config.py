@@ -16,6 +16,8 @@ ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, st
 class Columns(Config):
     """Columns to read: names, or positions counted from 0 if a file has no header."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("adapter",)
+
     text: ColumnName | None = None
     """Column of the text, or of the first text of a pair; by default `text`. Where images have captions it is the caption of an image, or a
     list of them."""
@@ -47,6 +49,8 @@ class Columns(Config):
     audio: ColumnName | None = None
     """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of
     sounds have no columns."""
+    adapter: ColumnName | None = None
+    """Column of the name of the adapter that is to answer a row, for the stage `adapters`. For texts with classes or a value."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. Pairs of sentence-embedding to train on may have none: they say the same then. A split whose
     labels are all -1 counts as unlabelled. Where any number of labels may hold, a cell is a list of labels, a vector of 0 and 1
@@ -84,6 +88,9 @@ class Columns(Config):
         unnamed = {"label": facts.label_column}
         names = {name: unnamed.get(name, name) if column is None else column for name, column in given.items()}
         found = {name: column for name, column in names.items() if given[name] is not None or name not in left_out}
+        if self.adapter is not None and facts.answers_whole_texts:
+            label = found.pop("label")
+            found |= {"adapter": self.adapter, "label": label}
         return {key: column for name, columns in found.items() for key, column in _by_key(name, columns)}
 
     def wanted(self, task: Task) -> tuple[Column, ...]:

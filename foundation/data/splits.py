@@ -32,6 +32,7 @@ from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.runs import rows_of
 from foundation.labels.form import Labels
+from foundation.standalone.adapted import adapter_of, plain
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
@@ -47,6 +48,9 @@ Judge = Literal["evaluation", "selection"]
 
 def content_key(row: Row) -> bytes:
     """Returns a 16-byte hash of the content of a row; a pair differs from its concatenated texts."""
+    if (adapter := adapter_of(row)) is not None:
+        name = adapter.encode()
+        return hashlib.blake2b(b"%d:%b%b" % (len(name), name, content_key(plain(row))), digest_size=16, person=b"adapted").digest()
     if isinstance(row, bytes):
         return hashlib.blake2b(row, digest_size=16, person=b"image").digest()
     if isinstance(row, np.ndarray):
@@ -66,7 +70,8 @@ def content_key(row: Row) -> bytes:
 
 
 def input_key(row: Row) -> bytes:
-    """Returns a 16-byte hash of what a model reads of a row: of a source and its target the source, of texts the words.
+    """Returns a 16-byte hash of what a model reads of a row: of a source and its target the source, of texts the words. The name of an
+    adapter is left out: the model below the adapters does not read it.
 
     Spaces do not count: the train sentences of SST-2 end with one, and the same sentences in its test file do not.
     """

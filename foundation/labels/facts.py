@@ -184,6 +184,12 @@ class Facts:
         return self.answer.form is Numbers
 
     @property
+    def answers_whole_texts(self) -> bool:
+        """Whether it answers a text, or a pair of texts, with classes or a value."""
+        whole = self.answer.JUDGES_CLASSES or self.regression
+        return self.modality == "text" and whole and not (self.two_towers or self.answer.PER_TOKEN or self.searches or self.embeds)
+
+    @property
     def needs_labels(self) -> bool:
         """Whether rows have separate labels; captions and negatives count as labels, text to generate is its own label."""
         return "label" in self.columns or self.captioned or self.needs_negatives

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from foundation.artifacts.artifact import read_json, write_json
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
 from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.adapted import adapter_of
+from foundation.standalone.preprocess import Preprocessor, Row
+
+ROW_ADAPTERS = "row_adapters.json"
+"""File of the names of the adapters of evaluation rows."""
 
 
 def gathered(batches: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
@@ -93,3 +98,19 @@ def load_groups(path: Path) -> Array | None:
     check_plain(path, str(path))
     with safe_open(path, framework="numpy") as file:
         return file.get_tensor("groups") if "groups" in file.keys() else None  # noqa: SIM118  # it is not a mapping
+
+
+def write_row_adapters(folder: Path, rows: Sequence[Row]) -> None:
+    """Writes the name of the adapter of each row next to predictions; writes nothing where rows name none."""
+    names = [adapter_of(row) for row in rows]
+    if any(names):
+        write_json(folder / ROW_ADAPTERS, names)
+
+
+def read_row_adapters(folder: Path) -> list[str]:
+    """Returns the name of the adapter of each row; empty where rows name none.
+
+    Raises:
+        DamagedArtifact: The file is damaged.
+    """
+    return [str(name) for name in read_json(folder / ROW_ADAPTERS)] if (folder / ROW_ADAPTERS).is_file() else []

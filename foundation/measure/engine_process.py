@@ -26,13 +26,19 @@ from foundation.core.arrays import Array
 from foundation.core.decoding import Answer, Decoding, TokenCallback
 from foundation.machine.process import environment, spawn
 from foundation.machine.waits import bounded_spin
+from foundation.standalone.adapted import AdaptedPair, AdaptedText, adapter_of, plain, with_adapter
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
 if TYPE_CHECKING:
     from foundation.stage.context import Job
 
-KINDS: Mapping[str, type | UnionType] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
+KINDS: Mapping[str, type | UnionType] = {
+    "image": bytes,
+    "block": np.ndarray | TokenPair,
+    "window": Window,
+    "adapted": AdaptedText | AdaptedPair,
+}
 """Kinds of rows in a file other than text."""
 MIXED = "mixed"
 """Images and texts, each after the name of its type."""
@@ -240,6 +246,9 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(parts[0])
         elif kind == "window":
             rows.append(Window(parts[0].decode(), parts[1].decode(), *np.frombuffer(parts[2], np.int64).tolist()))
+        elif kind == "adapted":
+            name, *texts = (part.decode() for part in parts)
+            rows.append(with_adapter((texts[0], texts[1]) if len(texts) == 2 else texts[0], name))
         elif kind == "block":
             ids = [np.frombuffer(part, np.int32) for part in parts]
             rows.append(TokenPair(*ids) if len(ids) == 2 else ids[0])
@@ -258,4 +267,6 @@ def _encode(row: Row) -> list[bytes]:
     if isinstance(row, Window):
         return [row.question.encode(), row.context.encode(), np.array([row.start, row.stop], np.int64).tobytes()]
     assert isinstance(row, str | tuple), type(row)
+    if (adapter := adapter_of(row)) is not None:
+        return [adapter.encode(), *_encode(plain(row))]
     return [part.encode() for part in (row if isinstance(row, tuple) else (row,))]

@@ -174,13 +174,16 @@ def candidates(
 
 
 def competing(builds: Iterable[Build], line: Sequence[str]) -> list[str]:
-    """Returns the variants that compete: the last one, and the float one that it was made of.
+    """Returns the variants that compete: the last one, and the float one that it was made of. A model without adapters gives other answers
+    than one with them, and does not compete with it.
 
     Args:
         builds: `builds` of export.json.
         line: Ids of the variants that led to the last one, itself last.
     """
-    floating = {build.variant for build in builds if build.precision == "fp32"}
+    builds = list(builds)
+    adapted = {build.variant for build in builds if build.adapters}
+    floating = {build.variant for build in builds if build.precision == "fp32" and (build.variant in adapted) == (line[-1] in adapted)}
     made_of = next((name for name in reversed(line) if name in floating), line[-1])
     return list(dict.fromkeys((line[-1], made_of)))
 

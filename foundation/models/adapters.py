@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
+from foundation.models.adapter_files import ADAPTERS_JSON
 from foundation.models.files import find
 from foundation.models.library import REFUSED, one_line, preview, quiet
 
@@ -47,6 +48,9 @@ def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool 
         InputError: There is no such folder; there is an adapter without a setting for it; or there is none to merge.
     """
     folder = find(path, key, weights=weights)
+    if (folder / ADAPTERS_JSON).is_file():
+        reason = f"{folder} holds a model with adapters, of which a run would start without them"
+        raise InputError(key, reason, remedy="give the model that they were trained on")
     if not (folder / ADAPTER_JSON).is_file():
         if adapter is not None:
             raise InputError(f"{key.rpartition('.')[0]}.adapter", f"{adapter} given", f"{folder} has no {ADAPTER_JSON}", "leave it out")

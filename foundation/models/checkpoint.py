@@ -15,6 +15,7 @@ from torch import nn
 
 from foundation.artifacts.safetensors import headers
 from foundation.core.errors import InputError
+from foundation.models.adapter_files import apply_adapters
 from foundation.models.adapters import without_adapter
 from foundation.models.architecture.shapes import auto_class, mark
 from foundation.models.files import IMAGE_FILES, TEXT_FILES, copy_files
@@ -34,26 +35,35 @@ GENERATED = ("output_attentions", "output_hidden_states", "output_logits", "outp
 
 
 def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads a checkpoint in evaluation mode; if it is quantized, with its quantized layers.
+    """Loads a checkpoint in evaluation mode; if it is quantized, with its quantized layers, and with its adapters, if it has some.
 
     Raises:
         InputError: The folder is not a complete checkpoint.
     """
-    model = load_float(folder, dtype)
+    model = _without_adapters(folder, dtype)
     if Checkpoint(folder).is_quantized:
         with_separate_experts(model)
         apply_quantization(model, folder)
         apply_sites(model, folder)
+    apply_adapters(model, folder)
     placed: nn.Module = model.to(device).eval()
     return placed
 
 
 def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads the float weights of a checkpoint in evaluation mode; weights of a quantized one are on the grids of its scales.
+    """Loads the float weights of a checkpoint in evaluation mode, with its adapters; weights of a quantized one are on the grids of its
+    scales.
 
     Raises:
         InputError: The folder is not a complete checkpoint.
     """
+    model = _without_adapters(folder, dtype)
+    apply_adapters(model, folder)
+    return model
+
+
+def _without_adapters(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """Loads the float weights of a checkpoint in evaluation mode, without its adapters: quantized layers may have to come first."""
     config = Checkpoint(folder).config
     headers(folder, "checkpoint")
     model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)

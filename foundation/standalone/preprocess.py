@@ -1,7 +1,8 @@
 """Preprocessing: turns rows (texts, pairs of texts, encoded images or sounds) into model inputs.
 
 This file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model, for images with
-`image.py` and for sounds with `sound.py` next to it. It therefore needs only numpy (1 or 2) and tokenizers.
+`image.py`, for sounds with `sound.py` and for models with adapters with `adapted.py` next to it. It therefore needs only numpy (1 or 2) and
+tokenizers.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
 longest row. A text without any token is read as one padding token that counts. Blocks of token ids (text-generation) are only padded, on
@@ -32,8 +33,9 @@ LOGIT_BYTES = 2**28
 TWO_TOWERS = "two towers"
 """The modality of a model whose rows are images and texts."""
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")
-"""Possible inputs of a text model, all int64 [n, L]."""
+ADAPTER_IDS = "adapter_ids"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", ADAPTER_IDS)
+"""Possible inputs of a text model, all int64 [n, L]. The number of the adapter of a row is repeated for each of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ class OfTokens(Sized, Protocol):
 
     @staticmethod
     def tokens(rows: Sequence[Any], tokenizer: Any) -> list[NDArray[np.int32]]:
-        """Returns the values of `INPUTS` of some rows, int32 [4, L] each."""
+        """Returns the values of `INPUTS` of some rows, int32 [5, L] each."""
 
 
 Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair | OfTokens
@@ -119,6 +121,8 @@ class Preprocessor:
     """How the logits of windows are pooled: mean or max; empty where longer texts are truncated."""
     null_threshold: float | None = None
     """No-answer threshold: there is no answer where the null score exceeds the best span score by more. None: there always is one."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters of a model that has several, one of which each row names; else empty."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for other rows."""
     sound: Mapping[str, Any] | None = None
@@ -194,6 +198,7 @@ class Preprocessor:
             raise BadRow(f"{folder / PREPROCESS}: schema {SCHEMA} expected")
         for key in ("input_names", "labels", "buckets"):
             values[key] = tuple(values[key])
+        values["adapters"] = tuple(values.get("adapters", ()))
         values.setdefault("response", "vector" if values.get("dimensions") else "label")  # folders written before it was named
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER)) if values["modality"] in ("text", TWO_TOWERS) else None
         return cls(**values, tokenizer=tokenizer)
@@ -223,6 +228,8 @@ class Preprocessor:
             values |= {"stride": self.stride, "null_threshold": self.null_threshold}
         if self.aggregate:
             values |= {"stride": self.stride, "aggregate": self.aggregate}
+        if self.adapters:
+            values["adapters"] = list(self.adapters)
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save(str(folder / TOKENIZER))
@@ -305,7 +312,7 @@ class Preprocessor:
     @property
     def padding(self) -> dict[str, int]:
         """The padding value of each of `INPUTS`."""
-        return dict(zip(INPUTS, (self.pad_token_id, 0, self.pad_token_type_id, self.pad_token_id), strict=True))
+        return dict(zip(INPUTS, (self.pad_token_id, 0, self.pad_token_type_id, self.pad_token_id, 0), strict=True))
 
     def divided(self, rows: Sequence[Row]) -> tuple[Sequence[int], list[np.ndarray]]:
         """Returns the tokens of rows, or of all windows of texts that are read in windows, and the index of the row of each.
@@ -319,10 +326,10 @@ class Preprocessor:
         return [index for index, _ in found], [self._filled(_inputs(part.ids, part.type_ids)) for _, part in found]
 
     def tokenized(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Returns int32 [4, length] per row, truncated but not padded: the values of `INPUTS`.
+        """Returns int32 [5, length] per row, truncated but not padded: the values of `INPUTS`.
 
         Raises:
-            BadRow: A row has the wrong type or too many tokens.
+            BadRow: A row has the wrong type or too many tokens, or names no adapter of a model that has several.
         """
         if self.decoder_start_token_id is not None:
             return [self._pair(index, row, self.decoder_start_token_id) for index, row in enumerate(rows)]
@@ -330,10 +337,22 @@ class Preprocessor:
             return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
         if self.finds_spans:
             return [self._filled(row) for row in _own_tokens(rows, self.tokenizer)]
-        return [self._filled(_inputs(row.ids, row.type_ids)) for row in self._encodings(rows)]
+        found = [self._filled(_inputs(row.ids, row.type_ids)) for row in self._encodings(rows)]
+        if self.adapters:
+            for index, (made, row) in enumerate(zip(found, rows, strict=True)):
+                made[INPUTS.index(ADAPTER_IDS)] = self._adapter(index, row)
+        return found
+
+    def _adapter(self, index: int, row: Row) -> int:
+        """Returns the number of the adapter of a row; raises if it names none of the model's."""
+        try:
+            number: int = _beside("adapted").index_of(row, self.adapters)
+        except ValueError as error:
+            raise BadRow(f"row {index}: {error}") from error
+        return number
 
     def _filled(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the values of `INPUTS` of a text, int32 [4, L]; a text without a token is one padding token that is not masked.
+        """Returns the values of `INPUTS` of a text, int32 [5, L]; a text without a token is one padding token that is not masked.
 
         Attention over only masked tokens gives a different number in each engine, or NaN.
         """
@@ -359,7 +378,7 @@ class Preprocessor:
             allowed = f"a pair of 1 to {self.max_length} and 1 to {self.max_length - 1} token ids, int32, is allowed"
             raise BadRow(f"row {index}: {given} given; {allowed}")
         made = _inputs(np.full(len(row), self.pad_token_id, np.int32))
-        ids, mask, _, decoder = made
+        ids, mask, _, decoder, _ = made
         ids[: len(row.source)], mask[len(row.source) :] = row.source, 0
         decoder[:] = self.pad_token_id
         decoder[0], decoder[1 : len(row.target) + 1] = start, row.target
@@ -419,7 +438,7 @@ def _own_tokens(rows: Sequence[Row], tokenizer: Any) -> list[NDArray[np.int32]]:
 
 
 def _inputs(ids: Sequence[int] | np.ndarray, types: Sequence[int] | None = None) -> NDArray[np.int32]:
-    """Returns the values of `INPUTS` for the tokens of one text, int32 [4, L]: none is padding, and no decoder reads."""
+    """Returns the values of `INPUTS` for the tokens of one text, int32 [5, L]: none is padding, and no decoder reads."""
     made = np.zeros((len(INPUTS), len(ids)), np.int32)
     made[0], made[1] = ids, 1
     if types is not None:

@@ -75,9 +75,7 @@ def check_prompt(settings: PromptTuning, context: Context, key: str) -> None:
     Raises:
         InputError: It cannot.
     """
-    facts = context.facts
-    whole = facts.answer.JUDGES_CLASSES or facts.regression
-    if facts.modality != "text" or facts.two_towers or facts.answer.PER_TOKEN or facts.searches or facts.embeds or not whole:
+    if not context.facts.answers_whole_texts:
         allowed = "virtual tokens are for models that answer a text with classes or a value"
         raise InputError(key, f"given for {context.task}", allowed, "leave it out")
     if context.aggregate:

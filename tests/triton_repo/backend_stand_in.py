@@ -57,5 +57,5 @@ def stand_in() -> types.ModuleType:
     module = types.ModuleType("triton_python_backend_utils")
     module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
     module.MetricFamily = MetricFamily
-    module.get_input_tensor_by_name = lambda request, name: request[name]
+    module.get_input_tensor_by_name = lambda request, name: request.get(name)
     return module

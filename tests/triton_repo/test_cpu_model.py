@@ -18,6 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.standalone.adapted import with_adapter
 from foundation.standalone.response import RESPONSES, placed
 from foundation.standalone.windows import Window, read_contexts
 from tests.triton_repo import tiny_exports as tiny
@@ -40,7 +41,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "long_text", "windows", "response", "engine", "openvino_request", "image", "sound"):
+        for name in ("preprocess", "long_text", "windows", "response", "engine", "openvino_request", "image", "sound", "adapted"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -88,6 +89,22 @@ def test_every_request_gets_the_answers_of_its_rows(serve, mode, engine):
     responses = model.execute([request(*tiny.TEXTS[:3]), request(tiny.TEXTS[3]), request(*tiny.TEXTS[4:])])
     for response, part in zip(responses, (logits[:3], logits[3:4], logits[4:]), strict=True):
         check(response, part, prepared)
+
+
+def test_rows_are_answered_by_the_adapter_that_they_name(serve):
+    names, plain = ("legal", "medical", "none"), tiny.text_preprocessor()
+    prepared = replace(plain, adapters=names, input_names=(*plain.input_names, "adapter_ids"))
+    rows = [with_adapter(text, names[index % 3]) for index, text in enumerate(tiny.TEXTS)]
+    model = serve(prepared, rows)
+    named = [(str(row), row.adapter) for row in rows]
+    logits = tiny.expected(plain, tiny.TEXTS) + np.arange(len(rows))[:, None] % 3
+    good = [request(*named[:3], name=("TEXT", "ADAPTER")), request(*named[3:], name=("TEXT", "ADAPTER"))]
+    bad = [request(("a", wrong), name=("TEXT", "ADAPTER")) for wrong in ("Legal", "", "legal\n")]
+    responses = model.execute([good[0], *bad, request("a"), good[1]])  # one batch: what is refused leaves the others alone
+    check(responses[0], logits[:3], prepared)
+    check(responses[-1], logits[3:], prepared)
+    for response in responses[1:-1]:
+        assert all(name in str(response.error) for name in names)
 
 
 AS_A_STUB = """

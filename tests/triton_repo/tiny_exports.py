@@ -86,6 +86,9 @@ def network(preprocessor: Preprocessor | SimpleNamespace, seed: int = 0) -> open
         logits = ops.multiply(vectors, mask)
         if not preprocessor.per_token:
             logits = ops.reduce_sum(logits, ops.constant([1]), False)
+        if "adapter_ids" in preprocessor.input_names:  # each adapter adds its number
+            numbers = ops.convert(inputs[preprocessor.input_names.index("adapter_ids")], "f32")
+            logits = ops.add(logits, ops.reduce_max(numbers, ops.constant([1]), True))
     for value in inputs:
         value.output(0).get_tensor().set_names({value.friendly_name})
     return openvino.Model([ops.result(logits)], inputs, "tiny")

@@ -40,7 +40,7 @@ from foundation.standalone.preprocess import Row
 from foundation.standalone.response import TIER
 from foundation.standalone.windows import Window
 from triton_repo.client import parts_of, tensors
-from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
+from triton_repo.config import ADAPTER, AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
 from triton_repo.load import access
 from triton_repo.load.generator import Failure, Kind
 
@@ -55,6 +55,8 @@ MEASURED = {
     (IMAGE,): "encoded images",
     (AUDIO,): "encoded sounds",
     (QUESTION, CONTEXT): "questions with contexts",
+    (TEXT, ADAPTER): "single texts with adapters",
+    (TEXT, TEXT_PAIR, ADAPTER): "pairs of texts with adapters",
 }
 """Inputs of the models that can be measured, and what their rows are."""
 METADATA_SECONDS = 10.0
@@ -103,7 +105,7 @@ class Model:
 
     name: str
     inputs: tuple[str, ...]
-    """TEXT, or TEXT and TEXT_PAIR, or QUESTION and CONTEXT, or IMAGE, or AUDIO."""
+    """TEXT, or TEXT and TEXT_PAIR, either with ADAPTER, or QUESTION and CONTEXT, or IMAGE, or AUDIO."""
 
 
 def address_of(url: str, protocol: str | None, option: str = "--server", ca: str = "") -> Address:
@@ -341,7 +343,7 @@ def _inputs(name: str, metadata: Metadata) -> tuple[str, ...]:
         if set(inputs) == set(given) and all(about == ("BYTES", [-1, 1]) for about in given.values()):
             return inputs
     described = ", ".join(f"{key} {datatype} {shape}" for key, (datatype, shape) in given.items()) or "none"
-    allowed = "TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
+    allowed = "TEXT, TEXT and TEXT_PAIR (with or without ADAPTER), QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
     raise InputError(f"--model {name}", f"its inputs are {described}", allowed)
 
 

@@ -345,6 +345,17 @@ class Compaction(Document):
     """Time of the compaction."""
 
 
+class TrainedAdapter(Document):
+    """Figures of the stage `adapters` of one adapter."""
+
+    rows: int = 0
+    """Train rows."""
+    parameters: int = 0
+    """Trained parameters."""
+    difference: Number | None = None
+    """Largest difference of a logit to the model that the adapter was merged into; null without selection rows."""
+
+
 class Operation(Document):
     """An operation of a profiled training."""
 

@@ -167,5 +167,9 @@ class Variant(Document):
     """Figures of the stage `prune`: sizes before and after, sensitivity, latency table; null for others."""
     sparsity: Figures | None = None
     """Figures of the stage `sparsify`: zeros of each layer; null for others."""
+    adapters: dict[Backend, dict[Annotated[str, "ADAPTER"], Accuracy]] = Field(default_factory=dict)
+    """The judged metric of the rows of each adapter in every backend; absent where rows name no adapters."""
+    adapter_training: Figures | None = None
+    """Figures of the stage `adapters`: rows, losses and parameters of each, and how far it is from its merged model; null for others."""
     compaction: Figures | None = None
     """Figures of the stage `compact`: heads and neurons removed, share of zeros, difference of the outputs; null for others."""

@@ -20,6 +20,7 @@ from foundation.core.shown import reason, shown
 from foundation.core.stamps import Stamps
 from foundation.core.target import Target
 from foundation.labels.tasks import TASKS, Task
+from foundation.models.adapter_files import adapter_names
 from foundation.models.config import most_tokens, read_config
 from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
 from foundation.models.heads.reader import THRESHOLD_KEY
@@ -32,7 +33,7 @@ from foundation.models.library import REFUSED, model_class, task_classes
 from foundation.models.own_shape import stock_type
 from foundation.models.raw_config import check_labels
 from foundation.standalone.image import BadImage
-from foundation.standalone.preprocess import TWO_TOWERS, BadRow, Preprocessor
+from foundation.standalone.preprocess import ADAPTER_IDS, TWO_TOWERS, BadRow, Preprocessor
 from foundation.standalone.sound import BadSound
 
 if TYPE_CHECKING:
@@ -131,9 +132,10 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
             problems += error.problems
     if problems:
         raise InputError.of(problems)
+    adapters = adapter_names(checkpoint)
     return Preprocessor(
         modality="text",
-        input_names=_input_names(checkpoint, own, settings, task),
+        input_names=_input_names(checkpoint, own, settings, task) + ((ADAPTER_IDS,) if adapters else ()),
         labels=_names(checkpoint, config, task),
         task=task,
         max_length=max_length,
@@ -144,6 +146,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         prompt=embedding.get("prompt", ""),
         dimensions=0 if not embedding else config["hidden_size"] if width is None else width,
         response=facts.answer.RESPONSE,
+        adapters=adapters,
         tokenizer=tokenizer,
     )
 

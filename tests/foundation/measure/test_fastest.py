@@ -184,6 +184,14 @@ def test_the_last_variant_competes_with_the_float_one_that_it_was_made_of() -> N
     assert competing(builds[:2], ["baseline", "distil"]) == ["distil"]
 
 
+def test_a_model_without_adapters_does_not_compete_with_one_that_has_some() -> None:
+    named = {"adapters": ("legal", "medical")}
+    builds = [build("baseline", "fp32"), build("quantize", "int8"), build("adapters", "int8").with_(**named)]
+    assert competing(builds, ["baseline", "quantize", "adapters"]) == ["adapters"]
+    floating = [build("baseline", "fp32"), build("adapters", "fp32").with_(**named)]
+    assert competing(floating, ["baseline", "adapters"]) == ["adapters"]
+
+
 def test_only_what_runs_was_timed_and_can_be_served_competes() -> None:
     builds = [
         build("a", "int8", entry("openvino", "static"), entry("openvino", "dynamic", runnable=False), entry("tensorrt", "static")),

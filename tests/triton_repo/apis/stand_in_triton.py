@@ -5,6 +5,7 @@ polarity      logits (number of letters, number of e) of `LABELS`
 topics        the same for three labels of which any number may hold
 value         the number of letters
 reranker      the number of letters that query and text share
+shops         logits (number of letters, 0 for the adapter a and 2 for b)
 entities      each word that begins with a capital letter, as a name
 questions     the first word of the context
 story         an answer of the words of the prompt, one word a piece, SEED is replaced by the seed; the log-probability of word i is -i/8
@@ -41,6 +42,11 @@ TEXT_MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] 
     "value": (("TEXT",), ("LABEL", "SCORE", "LOGITS"), {"task": "text-regression", "labels": ("value",)}),
     "reranker": (("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS"), {"task": "text-ranking", "labels": ("value",)}),
     "entities": (("TEXT",), ("ENTITIES", "LOGITS"), {"task": "token-classification", "response": "entities", "labels": ("O", "B-NAME")}),
+    "shops": (
+        ("TEXT", "ADAPTER"),
+        ("LABEL", "SCORE", "LOGITS"),
+        {"task": "text-classification", "labels": ("x", "y"), "adapters": ("a", "b")},
+    ),
     "questions": (("QUESTION", "CONTEXT"), ("ANSWER", "LOGITS"), {"task": "question-answering", "response": "span", "labels": ("s", "e")}),
 }
 
@@ -78,6 +84,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "value": lambda text: {"LOGITS": [float(len(text))]},
     "reranker": lambda query, text: {"LOGITS": [float(shared(query, text))]},
     "entities": lambda text: {"ENTITIES": json.dumps(entity(text))},
+    "shops": lambda text, adapter: {"LOGITS": [float(len(text)), 2.0 * "ab".index(adapter)]},
     "questions": lambda question, context: {"ANSWER": json.dumps(span(question, context))},
 }
 

@@ -41,6 +41,26 @@ def test_scores_are_made_as_asked(function: Any, expected: list[float], served: 
     np.testing.assert_allclose([one.score for one in served(ask, "polarity")], expected, rtol=1e-6)
 
 
+def test_an_adapter_is_named_as_a_parameter_and_never_left_out(served: Any) -> None:
+    async def ask(address: str) -> Any:
+        found = []
+        async with aiohttp.ClientSession() as session:
+            for parameters in ({"adapter": "a"}, {"adapter": "b"}, {"adapter": "c"}, {}):
+                body = {"inputs": ["x", "xyz"], "parameters": {"function_to_apply": "none", **parameters}}
+                async with session.post(f"{address}/models/shops", json=body) as response:
+                    found.append((response.status, await response.json()))
+            async with session.post(f"{address}/models/polarity", json={"inputs": "x", "parameters": {"adapter": "a"}}) as response:
+                found.append((response.status, await response.json()))
+        return found
+
+    first, second, *refused = served(ask, "shops", "polarity")
+    for (status, rows), other in ((first, 0.0), (second, 2.0)):
+        assert status == 200
+        assert [{one["label"]: one["score"] for one in row} for row in rows] == [{"x": 1.0, "y": other}, {"x": 3.0, "y": other}]
+    assert [status for status, _ in refused] == [400, 400, 400]
+    assert all("a, b" in json.dumps(answer) for _, answer in refused[:2])
+
+
 def test_a_value_is_no_probability(served: Any) -> None:
     async def ask(address: str) -> Any:
         return await client(address, "value").text_classification("four")

@@ -6,6 +6,7 @@ The client is given the address of a model: `InferenceClient(model="http://HOST:
 
     labels of a text            {"inputs": TEXT | [TEXT, ...]}                               [[{"label", "score"}, ...], ...]
     labels of a pair            {"inputs": {"text": TEXT, "text_pair": TEXT}}                the same
+    by one of several adapters  {"inputs": ..., "parameters": {"adapter": NAME}}             the same
     entities                    {"inputs": TEXT}                                             [{"entity_group", "word", "start", ...}]
     answers to questions        {"inputs": {"question": TEXT, "context": TEXT}}              {"answer", "score", "start", ...}
     vectors                     {"inputs": TEXT | [TEXT, ...]}                               [[...], ...]
@@ -32,8 +33,9 @@ from aiohttp import web
 from pydantic import Field
 
 from foundation.core.json_value import Json
+from foundation.standalone.adapted import listed
 from foundation.standalone.response import ANSWER, ENTITIES, LOGITS, TRANSCRIPT, VECTOR
-from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
+from triton_repo.config import ADAPTER, AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
 from triton_repo.front.apis.body import MOST_ROWS, Body, JsonObject, read
 from triton_repo.front.apis.catalog import Catalog, Part, Served, parts
 from triton_repo.front.apis.openai import shortened
@@ -85,6 +87,7 @@ class Parameters(JsonObject):
     stop: list[str] | None = None
     do_sample: bool | None = None
     return_full_text: Literal[False] | None = None
+    adapter: str | None = None
     details: Literal[False] | None = None
     decoder_input_details: Literal[False] | None = None
     watermark: Literal[False] | None = None
@@ -146,7 +149,7 @@ class HuggingFace:
         """Returns the answer to texts."""
         if isinstance(body.inputs, SimilarityInput):
             return await self._similarity(model, body.inputs)
-        rows, single = _rows(model, body.inputs)
+        rows, single = _rows(model, body.inputs, body.parameters.adapter)
         if model.embeds:
             vectors = (await self._catalog.predict(model, rows, VECTOR)).numbers(VECTOR)
             written: Json = (shortened(vectors, vectors.shape[1]) if body.normalize else vectors).tolist()
@@ -183,18 +186,37 @@ class HuggingFace:
         return [{"generated_text": "".join(texts)}]
 
 
-def _rows(model: Served, inputs: str | list[str] | PairInput | QuestionInput) -> tuple[list[tuple[Part, ...]], bool]:
+def _rows(
+    model: Served, inputs: str | list[str] | PairInput | QuestionInput, adapter: str | None = None
+) -> tuple[list[tuple[Part, ...]], bool]:
     """Returns the rows, and whether it is a single one that was not in a list.
 
+    Args:
+        model: The model.
+        inputs: The inputs of the request.
+        adapter: The adapter that is to answer them; None where the request names none.
+
     Raises:
-        Rejected: The model takes other rows.
+        Rejected: The model takes other rows, or has no such adapter.
     """
+    named = _adapter(model, adapter)
     if isinstance(inputs, PairInput):
-        return [parts(model, {TEXT: inputs.text, TEXT_PAIR: inputs.text_pair})], True
+        return [parts(model, {TEXT: inputs.text, TEXT_PAIR: inputs.text_pair, **named})], True
     if isinstance(inputs, QuestionInput):
         return [parts(model, {QUESTION: inputs.question, CONTEXT: inputs.context})], True
     texts: Sequence[str] = [inputs] if isinstance(inputs, str) else inputs
-    return [parts(model, {TEXT: text}) for text in texts], isinstance(inputs, str)
+    return [parts(model, {TEXT: text, **named}) for text in texts], isinstance(inputs, str)
+
+
+def _adapter(model: Served, name: str | None) -> dict[str, Part]:
+    """Returns the input that names the adapter, where the model has several; raises if it has no adapter of this name."""
+    if ADAPTER not in model.inputs:
+        return {}
+    known = model.known.adapters
+    if name is None or name not in known:
+        given = "no adapter given" if name is None else f"adapter {name[:40]!r} given"
+        raise Rejected(f"parameters: {given}; model {model.name} has {listed(known)}")
+    return {ADAPTER: name}
 
 
 def _check_parameters(model: Served, parameters: Parameters) -> None:
@@ -205,6 +227,7 @@ def _check_parameters(model: Served, parameters: Parameters) -> None:
     """
     names = set(parameters.model_dump(exclude_none=True)) - {"return_full_text", "details", "decoder_input_details", "watermark"}
     allowed = {*GENERATED, "do_sample"} if model.generates else {"function_to_apply", "top_k"} if model.classifies else set()
+    allowed |= {"adapter"} if ADAPTER in model.inputs else set()
     if names - allowed:
         offered = ", ".join(sorted(allowed)) or "none"
         raise Rejected(f"parameters: {', '.join(sorted(names - allowed))} given; model {model.name} takes {offered}")
