@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from foundation.artifacts.artifact import MANIFEST, Artifact
+from foundation.core.engines import REFERENCE, served_on
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
 from foundation.data.splits import Data, Split
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from foundation.stage.context import Context
     from foundation.training.history import History
 
-ENGINES = ("openvino", "onnxruntime", "torch")
+ENGINES = (*served_on("cpu"), REFERENCE)
 """Engines that compute a model with adapters."""
 PROVED_ROWS, TOLERANCE = 64, 1e-3
 """Selection rows of each adapter that are compared with its merged model, and the largest difference of a logit."""
