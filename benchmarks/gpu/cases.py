@@ -323,9 +323,7 @@ LARGE: dict[str, Make] = {
 }
 """BERT-large; and a square product beside its block-sparse one."""
 DECODERS: dict[str, Make] = {
-    "int8 GEMM + GELU in tanh + requantize, 4096 x 3072 x 768": lambda make: gemm_case(
-        make, 4096, 3072, 768, Output("gelu_tanh", scale=0.1)
-    ),
+    "int8 GEMM + tanh GELU + requantize, 4096 x 3072 x 768": lambda make: gemm_case(make, 4096, 3072, 768, Output("gelu_tanh", scale=0.1)),
     "causal attention, float16, 4 of 1024 rows, 12 x 64": lambda make: causal_case(make, 4, 1024, (12, 12), 64),
     "causal attention, float16, 2 of 2048 rows, 9 + 3 x 64": lambda make: causal_case(make, 2, 2048, (9, 3), 64),
     "attention to pages, float16, 8 of 1024, 12 x 64": lambda make: paged_case(make, 8, 1024, (12, 12), 64, torch.float16),
