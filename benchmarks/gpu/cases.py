@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import references
-from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16, w8a16
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
@@ -194,6 +194,14 @@ def w4a16_case(make: Maker, rows: int, outputs: int, inputs: int, group_size: in
     return Case(w4a16.launch(x, weight, out), (out,), lambda: (references.w4a16_gemm(x, weight),), bound)
 
 
+def w8a16_case(make: Maker, rows: int, outputs: int, inputs: int) -> Case:
+    """A GEMM of int8 rows and floats, as a head multiplies."""
+    weight = Int8Weight(make.codes(outputs, inputs), make.scales(outputs))
+    x, out = make.halves(rows, inputs), make.empty(rows, outputs, dtype=torch.float32)
+    launch = w8a16.launch(x, weight, out)
+    return Case(launch, (out,), lambda: (references.w8a16_gemm(x, weight),), Bound(1e-4, 1e-4))
+
+
 def attention_case(make: Maker, sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Case:
     """Attention over sequences of one length, so that the count of operations is known."""
     shape, start = (sequences * length, heads, dimension), make.starts(sequences, length)
@@ -334,6 +342,7 @@ DECODERS: dict[str, Make] = {
     "int8 gate and up + SiLU + requantize, 4096 x 1536 x 576": lambda make: gated_case(make, 4096, 1536, 576),
     "int8 gate and up + SiLU + requantize, 4096 x 14336 x 4096": lambda make: gated_case(make, 4096, 14336, 4096),
     "int8 gate and up + SiLU + requantize, 16 x 14336 x 4096": lambda make: gated_case(make, 16, 14336, 4096),
+    "w8a16 GEMM, 8 x 50257 x 768": lambda make: w8a16_case(make, 8, 50257, 768),
     "quantize per token, 16 x 14336": lambda make: token_case(make, 16, 14336),
     "int8 QKV, 8 x 768, 8 x 96": lambda make: qkv_case(make, 8, qkv.Heads(8, 8, 96), 768, False),
 }
@@ -360,6 +369,7 @@ SMALL: dict[str, Make] = {
     "attention to pages, float32": lambda make: paged_case(make, 2, 19, (4, 2), 32, torch.float32),
     "attention to pages, spans combined": lambda make: combining_case(make, 1, 270, 1, 32),
     "int8 gate and up + SiLU + requantize": lambda make: gated_case(make, 20, 70, 40),
+    "w8a16 GEMM": lambda make: w8a16_case(make, 3, 70, 128),
     "quantize per token": lambda make: token_case(make, 3, 70),
 }
 """For checks."""

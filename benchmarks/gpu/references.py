@@ -174,6 +174,11 @@ def w4a16_gemm(x_NI: Tensor, weight: Int4Weight) -> Tensor:
     return (y_NO if weight.bias is None else y_NO + weight.bias).to(x_NI.dtype)
 
 
+def w8a16_gemm(x_NI: Tensor, weight: Int8Weight) -> Tensor:
+    """Returns the outputs of a w8a16 layer without a bias, float32 `[N, O]`."""
+    return (x_NI.double() @ weight.codes.double().T * weight.scale.double()).float()
+
+
 def distance_bound(y: Tensor, f_y: Tensor, scale: float, activation: Activation, method: Method) -> Tensor:
     """Returns how near to a tie f(y) / s has to be for a code to differ from the correctly rounded one, in steps.
 

@@ -9,7 +9,7 @@ the place of those that end.
 
 Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, as for `torch_kernels`.
 
-Left out: float builds, w8a16, w4a8-block and fp8; a search with beams; caches in less than what is float; proposals of tokens; models that
+Left out: float builds, w4a8-block and fp8; a search with beams; caches in less than what is float; proposals of tokens; models that
 `export.fused.decoder.parts` lists. No Triton repository serves it.
 """
 
@@ -53,8 +53,7 @@ absence = torch_kernels.absence
 
 def runs(scheme: SchemeFacts) -> bool:
     """Whether there are kernels for a scheme."""
-    int8 = scheme.numbers == "int8" and scheme.activations in ("static", "dynamic")
-    return int8 or (scheme.numbers == "int4" and scheme.activations == "float")
+    return scheme.numbers == "int8" or (scheme.numbers == "int4" and scheme.activations == "float")
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -128,9 +127,10 @@ class TorchKernelsDecoder:
         return {name: known[name] for name in tensors}
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
-        """Returns the precision of each GEMM node, by the layers of the plan; products of attention and a tied head are float."""
+        """Returns the precision of each GEMM node, by the layers of the plan; products of attention are float."""
         rest = self._runner.float_precision
-        layers = {self._runner.plan.head_name: rest} | {layer.name: _precision(layer, rest) for layer in self._runner.plan.linears}
+        tied = rest if self._runner.plan.word.scale is None else weight_only("int8")
+        layers = {self._runner.plan.head_name: tied} | {layer.name: _precision(layer, rest) for layer in self._runner.plan.linears}
         told = {gemm: layers[module] for gemm in gemms if (module := gemm.rpartition("/")[0]) in layers}
         return told | {gemm: rest for gemm in gemms if gemm not in told and gemm.rpartition("/")[2] in ATTENTION_PRODUCTS}
 
@@ -169,5 +169,6 @@ class TorchKernelsDecoder:
 
 
 def _precision(layer: Linear, rest: str) -> str:
-    bits = layer.bits
-    return rest if bits is None else "int8" if bits == 8 else weight_only("int4")
+    if layer.bits is None:
+        return rest
+    return "int8" if layer.is_int8 else weight_only(f"int{layer.bits}")

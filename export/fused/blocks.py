@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from export.fused.linears import FloatLinear, Int4Linear, Int8Linear, Linear
+from export.fused.linears import FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear
 from export.fused.plan import Block
 from export.kernels import block_sparse
 from export.kernels.activation_codes import Activation
@@ -28,6 +28,7 @@ from foundation.models.architecture.attention import Attention, find_attentions
 from foundation.models.architecture.blocks import blocks_of
 from foundation.schemes.int4 import Int4Scales, no_offsets, pack
 from foundation.schemes.int8 import LayerScales
+from foundation.schemes.int8_weights import WeightScales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -186,9 +187,11 @@ def linear_of(name: str, module: nn.Linear, scales: Any, schemes: tuple[Any, ...
     bias = None if module.bias is None else floats(module.bias)
     if scales is None:
         return FloatLinear(name, floats(module.weight), bias)
-    if not isinstance(scales, schemes):
+    if type(scales) not in schemes:  # a scheme may be made of another one: w4a8-block of w4a16
         written = " and ".join(scheme.SCHEME for scheme in schemes)
         raise InputError(KEY, f"{name} is quantized as {scales.SCHEME}", f"the fused kernels run {written}")
+    if isinstance(scales, WeightScales):
+        return Int8FloatLinear(name, Int8Weight(scales.codes(floats(module.weight)), scales.weight_scale, bias))
     if isinstance(scales, Int4Scales):
         if scales.weight_offset is not None:
             raise no_offsets("torch_kernels_decoder")

@@ -1,9 +1,9 @@
 """Runs the linear layers and norms of a plan on the kernels: what encoders and decoders share.
 
-A layer that stayed float is a product of torch, and what it reads or writes is not quantized; one with int4 weights multiplies floats. An
-input with a smoothing vector is divided and quantized by itself. Codes have one scale (w8a8), or one for each token (w8a8-dynamic): a norm
-writes both kinds, and a GEMM with its activation writes codes with one scale; else the output is float, and quantized by a kernel of its
-own.
+A layer that stayed float is a product of torch, and what it reads or writes is not quantized; one whose weights alone are integers (w8a16,
+w4a16) multiplies floats. An input with a smoothing vector is divided and quantized by itself. Codes have one scale (w8a8), or one for each
+token (w8a8-dynamic): a norm writes both kinds, and a GEMM with its activation writes codes with one scale; else the output is float, and
+quantized by a kernel of its own.
 
 Shape suffixes: T tokens, I inputs, O outputs.
 """
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from export.fused.linears import FloatLinear, Int4Linear, Int8Linear, Linear
-from export.kernels import block_sparse, gemm, norm, qkv, quantize, w4a16
+from export.fused.linears import FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear
+from export.kernels import block_sparse, gemm, norm, qkv, quantize, w4a16, w8a16
 from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight, Output
@@ -92,10 +92,13 @@ class Layers:
         if isinstance(layer, FloatLinear):
             bias = None if layer.bias is None else layer.bias.to(self.dtype)
             return States(ACTIVATIONS[activation](F.linear(states.float_states, layer.weight.to(self.dtype), bias)))
-        if isinstance(layer, Int4Linear):
+        if isinstance(layer, Int4Linear | Int8FloatLinear):
             x = states.float_states
             out_TO = x.new_empty(len(x), layer.outputs)
-            w4a16.launch(x, layer.weight, out_TO, activation).run()
+            if isinstance(layer, Int4Linear):
+                w4a16.launch(x, layer.weight, out_TO, activation).run()
+            else:
+                w8a16.launch(x, layer.weight, out_TO, activation).run()
             return States(out_TO)
         (codes, given), scale = self._codes(layer, states), one_scale(reader)
         self._note(layer, states, codes, given)

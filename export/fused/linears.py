@@ -3,6 +3,7 @@
     float       y = x W^T + b
     int8        y = float32(q_x q_w^T) * scales + b     one scale for the input (w8a8), or one for each token (w8a8-dynamic)
     in blocks   the same, of which only blocks with a code other than 0 are stored
+    w8a16       y = x (s q)^T + b                       a scale for each output
     int4        y = x (s (q - z))^T + b                 a scale for each group of inputs (w4a16)
 
 A layer has the tensors `<path>.weight` (float), `<path>.codes`, `<path>.bitmap` and `<path>.blocks`, or `<path>.packed`; `<path>.scale`,
@@ -106,7 +107,39 @@ class Int8Linear:
         if isinstance(old, SparseWeight):
             packed = Packed(old.packed.shape, old.packed.bitmap.to(device), old.packed.codes.to(device))
             return Int8Linear(self.name, SparseWeight(packed, index(packed), scale, bias), self.input_scale, smooth)
-        return Int8Linear(self.name, Int8Weight(old.codes.to(device), scale, bias), self.input_scale, smooth)
+        return Int8Linear(self.name, weight_to(old, device), self.input_scale, smooth)
+
+
+@dataclass(frozen=True)
+class Int8FloatLinear:
+    """A layer with int8 weights, multiplied in float (w8a16)."""
+
+    name: str
+    """Path of its module."""
+    weight: Int8Weight
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies integers."""
+        return False
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of a weight's code; None for floats."""
+        return 8
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return len(self.weight.scale)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Returns its entry in the file."""
+        return {"codes": self.weight.codes, "scale": self.weight.scale, "bias": self.weight.bias}
+
+    def to(self, device: torch.device) -> Int8FloatLinear:
+        """Returns it on a device."""
+        return Int8FloatLinear(self.name, weight_to(self.weight, device))
 
 
 @dataclass(frozen=True)
@@ -145,7 +178,7 @@ class Int4Linear:
         return Int4Linear(self.name, weight)
 
 
-Linear = FloatLinear | Int8Linear | Int4Linear
+Linear = FloatLinear | Int8Linear | Int8FloatLinear | Int4Linear
 
 
 def document_of(linear: Linear) -> dict[str, Any]:
@@ -155,6 +188,8 @@ def document_of(linear: Linear) -> dict[str, Any]:
         told["input_scale"] = linear.input_scale
         if isinstance(linear.weight, SparseWeight):
             told["shape"] = list(linear.weight.packed.shape)
+    if isinstance(linear, Int8FloatLinear):
+        told["inputs"] = "float"
     if isinstance(linear, Int4Linear):
         told |= {"inputs": linear.weight.inputs, "group_size": linear.weight.group_size}
     return told
@@ -172,6 +207,8 @@ def linear_from(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Line
     if "group_size" in entry:
         groups = entry["inputs"], entry["group_size"]
         return Int4Linear(name, Int4Weight(found["packed"], *groups, found["scale"], found.get("zero_point"), bias))
+    if entry.get("inputs") == "float":
+        return Int8FloatLinear(name, Int8Weight(found["codes"], found["scale"], bias))
     if "input_scale" not in entry:
         return FloatLinear(name, found["weight"], bias)
     weight: Int8Weight | SparseWeight
@@ -191,6 +228,11 @@ def tensors_of_norm(name: str, norm: Norm) -> dict[str, Tensor]:
 def norm_to(norm: Norm, device: torch.device) -> Norm:
     """Returns a norm on a device."""
     return Norm(norm.gain.to(device), moved(norm.bias, device), norm.eps, norm.centred)
+
+
+def weight_to(weight: Int8Weight, device: torch.device) -> Int8Weight:
+    """Returns a weight on a device."""
+    return Int8Weight(weight.codes.to(device), weight.scale.to(device), moved(weight.bias, device))
 
 
 def moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:

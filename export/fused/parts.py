@@ -169,7 +169,10 @@ def _proved(model: PreTrainedModel, paths: EncoderPaths) -> EncoderPaths:
 def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module]) -> tuple[str, str | None, str]:
     """Returns the paths of the tables of words, of token types (None without) and of positions."""
     tables = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
-    words = model.get_input_embeddings()
+    try:
+        words = model.get_input_embeddings()
+    except NotImplementedError as error:  # what a model raises that has several tables of words (CANINE)
+        raise Otherwise("it has no one table of words") from error
     word = next((name for name, module in tables.items() if module is words), None)
     types, most = getattr(model.config, "type_vocab_size", 0), getattr(model.config, "max_position_embeddings", 0)
     others = {name: module.num_embeddings for name, module in tables.items() if name != word}

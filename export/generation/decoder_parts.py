@@ -140,12 +140,13 @@ def _normalized(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * (x.pow(2).mean(dim=-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def parts_of(model: nn.Module, reader: str = "ONNX Runtime") -> Parts:
+def parts_of(model: nn.Module, reader: str = "ONNX Runtime", unit: int = HEAD_UNIT) -> Parts:
     """Returns the parts of a decoder of Transformers, in eval mode and float32.
 
     Args:
         model: The decoder.
         reader: What it is written for, for messages.
+        unit: What the size of a head has to be a multiple of, there.
 
     Raises:
         InputError: It is built otherwise, or computes otherwise.
@@ -153,10 +154,10 @@ def parts_of(model: nn.Module, reader: str = "ONNX Runtime") -> Parts:
     known: Any = model
     kind = known.config.model_type
     try:
-        parts = _read_parts(known)
+        parts = _read_parts(known, unit)
     except (Otherwise, AttributeError, TypeError) as error:
         why = f"{type(error.obj).__name__} has no {error.name}" if isinstance(error, AttributeError) and error.name else str(error)
-        raise InputError("model", f"its {kind} layers differ from Llama's, the only ones that are written for {reader}: {why}") from error
+        raise InputError("model", f"its {kind} layers differ from Llama's, which are written for {reader}: {why}") from error
     shape = (2, min(PROOF_TOKENS, parts.context))
     ids = torch.randint(known.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -171,7 +172,7 @@ def parts_of(model: nn.Module, reader: str = "ONNX Runtime") -> Parts:
     return parts
 
 
-def _read_parts(model: PreTrainedModel) -> Parts:
+def _read_parts(model: PreTrainedModel, unit: int) -> Parts:
     """Reads the parts; raises `Otherwise`, AttributeError or TypeError where one is missing or another is there."""
     paths = {module: path for path, module in model.named_modules()}
     base, config = model.base_model, model.config
@@ -185,8 +186,8 @@ def _read_parts(model: PreTrainedModel) -> Parts:
     cosine, sine = whole
     if cosine.shape != (context, size):
         raise Otherwise(f"its rotary embeddings turn {cosine.shape[-1]} of the {size} numbers of a head")
-    if size % HEAD_UNIT:
-        raise Otherwise(f"its heads have {size} numbers, and attention there takes multiples of {HEAD_UNIT}")
+    if size % unit:
+        raise Otherwise(f"its heads have {size} numbers, and attention there takes multiples of {unit}")
     epsilons = {_epsilon(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)}
     if len(epsilons | {_epsilon(base.norm)}) != 1:
         raise Otherwise("its norms have different epsilons")

@@ -7,7 +7,7 @@
 
 h equals torch's to the bit; z and the codes have the bounds that `norm` states.
 
-Ids have to be rows of their tables: an id beyond a table reads memory of others. Left out: tables in int8.
+Ids have to be rows of their tables: an id beyond a table reads memory of others. Left out: tables of types and positions in int8.
 
 Shape suffixes: N tokens, I inputs, V rows of a table.
 """
@@ -33,17 +33,19 @@ def launch(
     scale: float | Tensor,
     kept_NI: Tensor,
     keep: Keep = "norm",
+    word_scale_V: Tensor | None = None,
 ) -> Launch:
     """Returns the launch of a lookup; a tensor as scale is written, a number is read; without codes nothing is quantized.
 
     Args:
-        lookups: Ids and tables of tokens, token types and positions, None for what a model does not have; the tables have one type:
-            float32, float16 or bfloat16.
+        lookups: Ids and tables of tokens, token types and positions, None for what a model does not have; the tables have one type,
+            float32, float16 or bfloat16, unless the words are int8.
         norm: Gain, bias and eps.
         codes_NI: Takes the codes, int8.
         scale: Scale of the codes; float32 `[N, 1]` takes one for each token.
         kept_NI: Takes what is kept, in the type of the tables.
         keep: "sum" keeps h, "norm" keeps z.
+        word_scale_V: Scales of a table of words in int8 codes, float32 `[V]`: word[v] = s[v] q[v]; None for a float table.
     """
     (word_id, word), (kind_id, kind), (position_id, position) = (lookup or (None, None) for lookup in lookups)
     assert word is not None, "a model has words"
@@ -51,20 +53,21 @@ def launch(
     if not isinstance(scale, Tensor):
         check_step("scale", scale)
     arguments = {
-        "word_id": word_id, "word": word, "kind_id": kind_id, "kind": kind, "position_id": position_id, "position": position,
+        "word_id": word_id, "word": word, "word_scale": word_scale_V, "kind_id": kind_id, "kind": kind,
+        "position_id": position_id, "position": position,
         "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
         "codes": codes_NI, "scales": scales_N, "scale": 1.0 if isinstance(scale, Tensor) else scale, "kept": kept_NI,
         "inputs": inputs, "length": float(inputs), "CENTRED": norm.centred, "KEEP": keep, "BLOCK": power_of_two(inputs),
     }  # fmt: skip
     rows = sum(lookup is not None for lookup in lookups) * tokens  # no row twice
-    read = bytes_of(word_id, kind_id, position_id, norm.gain, norm.bias) + rows * inputs * word.element_size()
+    read = bytes_of(word_id, kind_id, position_id, norm.gain, norm.bias) + rows * inputs * word.element_size() + bytes_of(word_scale_V)
     cost = Cost(read + bytes_of(codes_NI, scales_N, kept_NI), (norms.OPERATIONS + 1) * tokens * inputs, "fp32")
     return Launch(embed_quantize_kernel, (tokens,), arguments, cost, norms.warps(inputs))
 
 
 @triton.jit
 def embed_quantize_kernel(
-    word_id: tl.pointer_type, word: tl.pointer_type, kind_id: tl.pointer_type, kind: tl.pointer_type,
+    word_id: tl.pointer_type, word: tl.pointer_type, word_scale: tl.pointer_type, kind_id: tl.pointer_type, kind: tl.pointer_type,
     position_id: tl.pointer_type, position: tl.pointer_type, gain: tl.pointer_type, bias: tl.pointer_type, eps: tl.tensor,
     codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor, kept: tl.pointer_type,
     inputs: tl.tensor, length: tl.tensor, CENTRED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
@@ -72,7 +75,10 @@ def embed_quantize_kernel(
     """One program, one token."""
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, inside = token * inputs, at < inputs
-    h = tl.load(word + tl.load(word_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
+    id = tl.load(word_id + token)
+    h = tl.load(word + id * inputs + at, inside, other=0).to(tl.float32)
+    if word_scale is not None:
+        h *= tl.load(word_scale + id)
     if kind is not None:
         h += tl.load(kind + tl.load(kind_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
     if position is not None:

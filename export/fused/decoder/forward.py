@@ -9,7 +9,7 @@
     up + f + quantize         int8 GEMM; with a gate one kernel for both products, f and their product
     down                      int8 GEMM
     residual + norm + quantize
-    head                      torch, or an int8 GEMM
+    head                      torch; a GEMM of int8 rows and floats; or an int8 GEMM
 
 The last layers of texts and of new tokens are the same kernels. Everything that `export.fused.forward` says about float layers, smoothing,
 float types and bits is true here too: the states of a token have the same bits whatever is packed or written next to it, on any pages.
@@ -29,9 +29,9 @@ from torch.nn import functional as F
 from export.fused.decoder.cache import Cache, New
 from export.fused.decoder.plan import DecoderBlock, DecoderPlan
 from export.fused.layers import ACTIVATIONS, Layers, Probe, States, Tiles, codes_like, one_scale, scale_of, scale_read_by, stacked
-from export.fused.linears import Int8Linear, Linear
+from export.fused.linears import Int8FloatLinear, Int8Linear, Linear
 from export.fused.rows import Limits, Rows
-from export.kernels import attention, embedding, gated, paged_attention, qkv
+from export.kernels import attention, embedding, gated, paged_attention, qkv, w8a16
 from export.kernels.attention import Scores
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.qkv import Heads, Rotary
@@ -55,14 +55,15 @@ class Decoder(Layers):
     def __init__(self, plan: DecoderPlan, device: torch.device, dtype: torch.dtype = torch.float32, tiles: Tiles | None = None) -> None:
         super().__init__(dtype, tiles)
         self.plan, self.device = plan.to(device), device
-        self._word = self.plan.word.floats(dtype)
+        self._word = self.plan.word.of(dtype)
+        self._tied = None if self._word.scale is None else Int8FloatLinear(plan.head_name, Int8Weight(self._word.rows, self._word.scale))
         self._position = None if self.plan.position is None else self.plan.position.to(dtype)
         self._merged = [merged(block, dtype) for block in self.plan.blocks]
 
     @property
     def limits(self) -> Limits:
         """Bounds of the ids in rows."""
-        return Limits(len(self._word), 1, self.plan.longest, 0)
+        return Limits(len(self._word.rows), 1, self.plan.longest, 0)
 
     def forward(self, rows: Rows) -> Tensor:
         """Returns the logits of every token, float32 `[T, V]`, on the device of the rows."""
@@ -105,11 +106,15 @@ class Decoder(Layers):
 
     def head(self, x_TI: Tensor) -> Tensor:
         """Returns the logits of states, float32 `[T, V]`."""
-        head = self.plan.head
+        head = self.plan.head or self._tied
+        if head is None:
+            return F.linear(x_TI, self._word.rows).float()
         if isinstance(head, Int8Linear):
             return self._in_float32(head, States(x_TI))
-        if head is None:
-            return F.linear(x_TI, self._word).float()
+        if isinstance(head, Int8FloatLinear):
+            logits_TV = torch.empty(len(x_TI), head.outputs, device=x_TI.device)
+            w8a16.launch(x_TI, head.weight, logits_TV).run()
+            return logits_TV
         return self._linear(head, States(x_TI)).float_states.float()
 
     def _through(self, word: Tensor, position: Tensor, attend: Attend) -> Tensor:
@@ -128,10 +133,11 @@ class Decoder(Layers):
     def _embedded(self, word: Tensor, position: Tensor) -> tuple[States, Tensor]:
         """Returns the embeddings, normalized for the first block, and their sum."""
         first = self.plan.blocks[0]
-        residual = self._word.new_empty(len(word), self._word.shape[1])
+        residual = torch.empty(len(word), self._word.rows.shape[1], dtype=self.dtype, device=word.device)
         codes, scale = codes_like(residual, scale_read_by(first.projections))
-        lookups = (word, self._word), None, None if self._position is None else (position, self._position)
-        embedding.launch(lookups, first.attention_norm, codes, 1.0 if scale is None else scale, residual, "sum").run()
+        lookups = (word, self._word.rows), None, None if self._position is None else (position, self._position)
+        given = 1.0 if scale is None else scale
+        embedding.launch(lookups, first.attention_norm, codes, given, residual, "sum", self._word.scale).run()
         return self._read(residual, first.attention_norm, first.projections, codes, scale), residual
 
     def _fed(self, block: DecoderBlock, states: States) -> States:

@@ -4,9 +4,9 @@
                           linear layers and the two LayerNorms of a block, one LayerNorm behind the blocks
     none                  Llama's layers (`export.generation.decoder_parts`): RMSNorm, rotary positions, a gate
 
-Both are written out in torch, and a model whose logits are others is refused. Layers are float, w8a8, w8a8-dynamic or w4a16; the table of
-words is float or has int8 rows. Left out: norms of queries and keys (Qwen 3), windows shorter than the context, norms behind a block
-(OLMo 2, Gemma), parallel residuals (GPT-NeoX), mixtures of experts, activations other than GELU, its tanh form and SiLU, products of
+Both are written out in torch, and a model whose logits are others is refused. Layers are float, w8a8, w8a8-dynamic, w8a16 or w4a16; the
+table of words is float or has int8 rows. Left out: norms of queries and keys (Qwen 3), windows shorter than the context, norms behind a
+block (OLMo 2, Gemma), parallel residuals (GPT-NeoX), mixtures of experts, activations other than GELU, its tanh form and SiLU, products of
 attention and residuals in int8.
 
 Shape suffixes: b rows, n tokens.
@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from export.fused.blocks import KEY, TOLERANCE, Otherwise, floats, linear_of
 from export.fused.decoder.plan import DecoderBlock, DecoderPlan, Table
 from export.fused.layers import ACTIVATIONS
-from export.fused.linears import Linear
+from export.fused.linears import Int8FloatLinear, Linear
 from export.generation import decoder_parts
 from export.kernels.activation_codes import Activation
+from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 from foundation.core.errors import InputError
 from foundation.models.architecture.attention import Attention, find_attentions
@@ -37,6 +38,7 @@ from foundation.models.library import REFUSED, one_line
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int4 import Int4Scales
 from foundation.schemes.int8 import DynamicScales, LayerScales
+from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.sites import load_sites
 from foundation.schemes.tables import load_tables, table_codes
 
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 
 PROOF_TOKENS = 12
 REFUSAL = "its {} layers differ from those of GPT-2 and Llama, the decoders that the fused kernels run: {}"
-READER = "the fused kernels"
-SCHEMES = (LayerScales, DynamicScales, Int4Scales)
+READER, HEAD_UNIT = "the fused kernels", 2
+SCHEMES = (LayerScales, DynamicScales, WeightScales, Int4Scales)
 SPELLINGS: Mapping[str, Activation] = {
     "gelu": "gelu", "silu": "silu", "swish": "silu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -225,7 +227,7 @@ class _Reader:
 
     def llama(self) -> DecoderPlan:
         """Returns the plan of a decoder of Llama's layers."""
-        parts = decoder_parts.parts_of(self.model, READER)
+        parts = decoder_parts.parts_of(self.model, READER, HEAD_UNIT)
         blocks = []
         for layer in parts.layers:
             if layer.query_norm is not None:
@@ -248,11 +250,15 @@ class _Reader:
         return Table(rows) if scale is None else Table(table_codes(rows, scale), scale)
 
     def _head(self) -> tuple[Linear | None, str]:
-        """Returns the head, None for one that multiplies by the words without a bias, and its path. Int8 rows of its own are float here."""
+        """Returns the head, None for one that multiplies by the words without a bias, and its path."""
         head: Any = self.model.get_output_embeddings()
         name = self._path(head)
         if name not in self.scales and head.weight is self.model.get_input_embeddings().weight and head.bias is None:
             return None, name
+        rows = self.tables.get(name)  # a head of its own with int8 rows
+        if rows is not None:
+            bias = None if head.bias is None else floats(head.bias)
+            return Int8FloatLinear(name, Int8Weight(table_codes(floats(head.weight), rows), rows, bias)), name
         return self._linear(name), name
 
     def _path(self, wanted: nn.Module) -> str:

@@ -43,10 +43,9 @@ class Table:
     scale: Tensor | None = None
     """float32 [V]; None for float rows."""
 
-    def floats(self, dtype: torch.dtype) -> Tensor:
-        """Returns the rows in a float type; those of int8 as s q, rounded once to float32."""
-        found = self.rows if self.scale is None else self.rows.float() * self.scale[:, None]
-        return found.to(dtype)
+    def of(self, dtype: torch.dtype) -> Table:
+        """Returns the table with float rows in a type; int8 rows stay."""
+        return self if self.scale is not None else Table(self.rows.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -129,13 +128,13 @@ class DecoderPlan:
         Args:
             float_bytes: Bytes of what is float: weights, a tied head, keys and values.
         """
-        stored = [tensor for layer in self.linears for tensor in layer.tensors().values() if tensor is not None]
-        floats = [layer.weight for layer in self.linears if isinstance(layer, FloatLinear)] + (
-            [self.word.rows] if self.head is None else []
-        )
+        tables = [] if self.head is not None else [self.word.rows, self.word.scale]
+        stored = [*(tensor for layer in self.linears for tensor in layer.tensors().values()), *tables]
+        floats = [layer.weight for layer in self.linears if isinstance(layer, FloatLinear)]
+        floats += [] if self.head is not None or self.word.scale is not None else [self.word.rows]
+        rest = sum(tensor.nbytes for tensor in stored if tensor is not None and not any(tensor is one for one in floats))
         kept = sum(2 * block.key_heads * block.head_dim for block in self.blocks)
-        codes = sum(tensor.nbytes for tensor in stored if not any(tensor is one for one in floats))
-        return {"weight_bytes": codes + float_bytes * sum(one.numel() for one in floats), "cache_bytes_per_token": float_bytes * kept}
+        return {"weight_bytes": rest + float_bytes * sum(one.numel() for one in floats), "cache_bytes_per_token": float_bytes * kept}
 
     def to(self, device: torch.device) -> DecoderPlan:
         """Returns the plan on a device."""

@@ -133,10 +133,10 @@ def test_what_it_cannot_answer_is_refused(interpreted: Callable[..., Any], check
 
 
 def test_other_precisions_caches_and_models_are_refused_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
-    for precision in ("fp32", "bf16", "w8a16", "w4a8-block", "fp8"):
+    for precision in ("fp32", "bf16", "w4a8-block", "fp8"):
         told = torch_kernels_decoder.refusal(precision, Path("model.onnx"))
-        assert told == f"it runs w8a8, w8a8-dynamic or w4a16, and this build is {precision}"
-    assert [torch_kernels_decoder.refusal(one, Path("model.onnx")) for one in ("int8", "int8-dynamic", "w4a16")] == [None] * 3
+        assert told == f"it runs w8a8, w8a8-dynamic, w8a16 or w4a16, and this build is {precision}"
+    assert [torch_kernels_decoder.refusal(one, Path("model.onnx")) for one in ("int8", "int8-dynamic", "w8a16", "w4a16")] == [None] * 4
     lines: list[str] = []
     (entry,) = torch_kernels_decoder.build(request(tmp_path / "cache", checkpoint, lines, kv_cache="int8"))
     assert (entry.runnable, "kv_cache: int8 given" in str(entry.reason)) == (False, True)

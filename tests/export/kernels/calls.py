@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16, w8a16
 from export.kernels.activation_codes import Activation
 from export.kernels.attention import Scores
 from export.kernels.block_sparse import SparseWeight
@@ -87,6 +87,12 @@ def gated_gemm(x_NI: Tensor, scale: float | Tensor, gate: Int8Weight, up: Int8We
 def w4a16_gemm(x_NI: Tensor, weight: Int4Weight, activation: Activation = "none") -> Tensor:
     out_NO = x_NI.new_empty(len(x_NI), len(weight.packed))
     w4a16.launch(x_NI, weight, out_NO, activation).run()
+    return out_NO
+
+
+def w8a16_gemm(x_NI: Tensor, weight: Int8Weight, activation: Activation = "none") -> Tensor:
+    out_NO = x_NI.new_empty(len(x_NI), len(weight.codes))
+    w8a16.launch(x_NI, weight, out_NO, activation).run()
     return out_NO
 
 

@@ -29,6 +29,8 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int4 import Int4Scales, group_range
 from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, Int8Linear, LayerScales, levels, on_grid_of, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.tables import on_table_grid, row_scale, save_tables, table_modules
 from tests.export.fused.encoders import Again
 
 LENGTH = 24
@@ -70,6 +72,8 @@ class Shape:
     """Ends of the names of layers with a scale of their own for an input that others read too."""
     head: bool = False
     """Whether the head is int8, too."""
+    tables: bool = False
+    """Whether the words, and a head of its own, have int8 rows."""
     config: Mapping[str, Any] | None = None
 
 
@@ -92,6 +96,10 @@ def checkpoint(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     for name, layer in layers.items():
         weight = layer.weight.data
         smooth = torch.rand(layer.in_features) + 0.5 if name.endswith((*shape.smooth, "\0")) else None
+        if shape.scheme == "w8a16":
+            scales[name] = WeightScales(weight_scale(weight, levels(8)))
+            layer.weight.data = scales[name].on_grid(weight)
+            continue
         if shape.scheme == "w4a16":
             scales[name] = Int4Scales.of_grid(group_range(weight, GROUP), GROUP)
             layer.weight.data = scales[name].on_grid(weight)
@@ -100,8 +108,13 @@ def checkpoint(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
         scale = torch.tensor(largest[name] / 127 * (1.5 if name.endswith((*shape.uneven, "\0")) else 1.0))
         scales[name] = DynamicScales(own, 8, smooth) if shape.scheme == "w8a8-dynamic" else LayerScales(own, scale, 8, smooth)
         layer.weight.data = on_grid_of(weight, scales[name])
+    tables = {name: row_scale(module.weight.data) for name, module in table_modules(model).items() if shape.tables}
+    for name, scale in tables.items():
+        module: Any = model.get_submodule(name)
+        module.weight.data = on_table_grid(module.weight.data, scale)
     save(model, source, out, "Quantized")
     save_quantization(out, scales, {"lm_head": "head"})
+    save_tables(out, tables)
     return out
 
 

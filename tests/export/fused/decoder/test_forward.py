@@ -68,9 +68,17 @@ def same_codes(read: Mapping[str, tuple[Tensor, Tensor, Tensor]], answers: Answe
     return same
 
 
-@pytest.mark.parametrize("family", seldom(("gpt2", "llama"), ("gpt2",)))
-def test_int4_weights_give_torchs_logits(family: str, interpreted: Interpreted, tmp_path: Path) -> None:
-    folder, given = decoders.checkpoint(tmp_path, Shape(family, "w4a16")), decoders.texts([7, 1, 12])
+WEIGHTS = {
+    "gpt2, int4": Shape(scheme="w4a16"),
+    "llama, int4, tables": Shape("llama", "w4a16", tables=True),
+    "gpt2, int8, tables": Shape(scheme="w8a16", tables=True),
+    "llama, int8": Shape("llama", "w8a16"),
+}
+
+
+@pytest.mark.parametrize("name", seldom(WEIGHTS, ("gpt2, int4", "llama, int8")))
+def test_integer_weights_give_torchs_logits(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
+    folder, given = decoders.checkpoint(tmp_path, WEIGHTS[name]), decoders.texts([7, 1, 12])
     answers: Answers = interpreted(decoders.in_kernels, folder, given)
     assert not answers.probes
     torch.testing.assert_close(answers.logits, decoders.in_torch(folder, given)[0], rtol=1e-4, atol=1e-4)

@@ -20,8 +20,9 @@ from foundation.models.folder import Checkpoint
 from foundation.schemes.attention_products import ProductScales
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int4 import Int4Scales, group_scale
+from foundation.schemes.int4_by_int8 import BlockScales
 from foundation.schemes.int8 import DynamicScales, weight_scale
-from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Grid
 from foundation.schemes.sites import Sites, save_sites
 from foundation.schemes.tables import on_table_grid, row_scale, save_tables
 from tests.export.fused.decoder import decoders
@@ -118,8 +119,8 @@ def test_int8_products_of_attention_are_refused(tmp_path: Path) -> None:
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).save_pretrained(tmp_path)
-    quantize(tmp_path, lambda weight: WeightScales(weight_scale(weight, 127)))
-    with pytest.raises(InputError, match="is quantized as w8a16; the fused kernels run w8a8 and w8a8-dynamic and w4a16"):
+    quantize(tmp_path, lambda weight: BlockScales.of_grid(Grid(group_scale(weight, 32)), 32))
+    with pytest.raises(InputError, match="is quantized as w4a8-block; the fused kernels run w8a8 and w8a8-dynamic and w8a16 and w4a16"):
         decoder_plan(Checkpoint(tmp_path))
 
 
@@ -137,10 +138,10 @@ def test_tables_with_int8_rows_keep_their_codes(tmp_path: Path) -> None:
     save_tables(folder, {"transformer.wte": scale})
     rows = on_table_grid(model.transformer.wte.weight.data, scale)
     plan = decoder_plan(Checkpoint(folder))
-    assert plan.word.rows.dtype == torch.int8
-    torch.testing.assert_close(plan.word.floats(torch.float32), rows, rtol=0, atol=0)
     write_decoder(plan, tmp_path / "plan")
-    assert torch.equal(read_decoder(tmp_path / "plan").word.floats(torch.float32), rows)
+    for word in (plan.word, read_decoder(tmp_path / "plan").word):
+        assert word.rows.dtype == torch.int8
+        assert torch.equal(word.rows.float() * word.scale[:, None], rows)
 
 
 def test_encoders_engine_names_the_one_for_decoders(tmp_path: Path) -> None:
