@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,20 +27,22 @@ from foundation.labels.next_token import labels_of
 from foundation.labels.tasks import TASKS
 from foundation.models.architecture.axes import size_of
 from foundation.models.architecture.shapes import auto_class
-from foundation.models.checkpoint import load
+from foundation.models.checkpoint import load, load_float
 from foundation.models.config import ModelConfig, set_labels
 from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.inputs.images import image_settings, image_shape
 from foundation.models.library import quiet, sizes_config, with_class
 from foundation.models.size import count
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import LayerScales, weight_scale
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import TokenPair
 from tests.architectures.rebuilt import difference, part, tied
 from tests.architectures.table import IMAGE, LENGTH, VOCABULARY, Architecture
 from tests.told import Told
 
-COLUMNS = ("plan", "rebuild", "finetune", "distil", "prune", "quantize", "qat", "export")
+COLUMNS = ("plan", "rebuild", "finetune", "distil", "prune", "quantize", "qat", "export", "kernels")
 """The steps, in the order of the documentation."""
 TARGET = Target(engines=("openvino",), batch_sizes=(1,), threads=1)
 WORKS = "yes"
@@ -267,6 +270,21 @@ def export(bench: Bench) -> None:
         Export(float_precision="fp32").run(quantized, context, bench.out("export"))
 
 
+def kernels(bench: Bench) -> None:
+    """Finds the parts that the fused kernels run, and proves them; every linear layer but the head of a language model is int8."""
+    from export.fused.decoder.parts import decoder_plan
+    from export.fused.parts import plan_of
+
+    folder, facts = bench.out("kernels"), TASKS[bench.architecture.task]
+    shutil.copytree(bench.float_model.path, folder, dirs_exist_ok=True)
+    model: Any = load_float(folder)
+    head = model.get_output_embeddings()
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head}
+    scales = {name: LayerScales(weight_scale(layer.weight.detach(), 127), torch.tensor(0.1), 8) for name, layer in layers.items()}
+    save_quantization(folder, scales, {})
+    (decoder_plan if facts.generates and not facts.encoder_decoder else plan_of)(Checkpoint(folder))
+
+
 def _build(quantized: Artifact) -> Any:
     from export.builds import Build
 
@@ -282,6 +300,7 @@ CALLS: Mapping[str, Callable[[Bench], Any]] = {
     "quantize": quantize,
     "qat": qat,
     "export": export,
+    "kernels": kernels,
 }
 
 
