@@ -1,6 +1,6 @@
 """Several adapters behind one server: what mixing them costs, and what adapters cost beside the model without them.
 
-    compress run RECIPE --out RUN            with a stage `adapters` and a repository
+    compress run RECIPE --out RUN            with a stage `adapters`, `export: {variants: all}` and a repository
     python benchmarks/server/adapters.py RUN [--turns 5] [--seconds 5] [--only ...] [--out FILE]
 
 The texts are the evaluation rows of the run, the same for each load; only names differ. Requests of one row, 64 under way, and of as many
@@ -84,7 +84,8 @@ def mixed(bench: Bench) -> dict[str, Any]:
 def without(bench: Bench) -> dict[str, Any]:
     """See above."""
     folder = bench.model.folder.parent
-    below = next(name for name in model_names(folder) if name.endswith("-int8") and not _adapters(folder, name))
+    below = next((name for name in model_names(folder) if name.endswith("-int8") and not _adapters(folder, name)), None)
+    assert below is not None, "the repository has no int8 model without adapters: give `export: {variants: all}` in the recipe"
     plainly = replace(bench.naming(), folder=folder / below)
     with bench.model.serving() as serving, plainly.serving() as other:
         arms = {bench.names[0]: (bench.naming(bench.names[0]), serving.service.grpc_address), below: (plainly, other.service.grpc_address)}

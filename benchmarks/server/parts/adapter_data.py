@@ -49,7 +49,7 @@ target: {{engines: [openvino, onnxruntime], batch_sizes: [1, 8], sequence_length
 stages:
   - quantize: {{}}
   - adapters: {{lora: {{rank: 8, alpha: 16}}, epochs: {epochs:g}, learning_rate: 1.0e-3}}
-  - export: {{}}
+  - export: {{variants: all}}
   - triton_repo: {{}}
 """
 
