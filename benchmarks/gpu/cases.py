@@ -202,8 +202,8 @@ def w8a16_case(make: Maker, rows: int, outputs: int, inputs: int) -> Case:
     return Case(launch, (out,), lambda: (references.w8a16_gemm(x, weight),), Bound(1e-4, 1e-4))
 
 
-def attention_case(make: Maker, sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Case:
-    """Attention over sequences of one length, so that the count of operations is known."""
+def attention_case(make: Maker, sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype, biased: bool = False) -> Case:
+    """Attention over sequences of one length, so that the count of operations is known; with a bias of distances as in T5 and MPNet."""
     shape, start = (sequences * length, heads, dimension), make.starts(sequences, length)
     values = torch.float32 if dtype == torch.float32 else torch.float16
     is_int8 = dtype == torch.int8
@@ -212,8 +212,9 @@ def attention_case(make: Maker, sequences: int, length: int, heads: int, dimensi
     scale = 0.02 if is_int8 else 1.0
     scores = attention.Scores(dimension**-0.5, query_scale=scale, key_scale=scale)
     bound = Bound(1e-4, 1e-5) if values == torch.float32 else Bound(2e-3, 2e-3)
-    launch = attention.launch((q, k, v), start, [length] * sequences, scores, out)
-    return Case(launch, (out,), lambda: (references.attention(q, k, v, start, scores),), bound)
+    bias = make.floats(heads, 2 * length - 1) if biased else None
+    launch = attention.launch((q, k, v), start, [length] * sequences, scores, out, bias)
+    return Case(launch, (out,), lambda: (references.attention(q, k, v, start, scores, bias),), bound)
 
 
 def qkv_case(make: Maker, rows: int, heads: qkv.Heads, inputs: int, turned: bool) -> Case:
@@ -361,6 +362,7 @@ SMALL: dict[str, Make] = {
     "packed attention, float16": lambda make: attention_case(make, 2, 9, 2, 32, torch.float16),
     "packed attention, float32": lambda make: attention_case(make, 2, 9, 2, 32, torch.float32),
     "packed attention, int8 QK": lambda make: attention_case(make, 2, 9, 2, 32, torch.int8),
+    "packed attention, bias of distances": lambda make: attention_case(make, 2, 9, 2, 32, torch.float16, True),
     "int8 QKV": lambda make: qkv_case(make, 5, qkv.Heads(2, 2, 32), 96, False),
     "int8 QKV + rotary, QK in int8": lambda make: qkv_case(make, 5, qkv.Heads(2, 1, 32, 0.1, 0.1), 96, True),
     "int8 GEMM + tanh GELU + requantize": lambda make: gemm_case(make, 20, 70, 40, Output("gelu_tanh", scale=0.1)),

@@ -110,7 +110,7 @@ def embedding(word: Lookup, kind: Lookup, position: Lookup, layer: Norm, scale: 
     return codes_NI, scales, kept_NI.to(word[1].dtype)
 
 
-def attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
+def attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores, bias_HR: Tensor | None = None) -> Tensor:
     """Returns the exact outputs, float64 `[T, H, D]`: one sequence and head after another, softmax of the whole row."""
     out_THD = torch.zeros(q_THD.shape, dtype=torch.float64)
     shared = q_THD.shape[1] // k_TKD.shape[1]
@@ -120,6 +120,9 @@ def attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scor
                 part[start:end, at].double() for part, at in ((q_THD, head), (k_TKD, head // shared), (v_TKD, head // shared))
             )
             s_NN = q_ND @ k_ND.T * scores.factor
+            if bias_HR is not None:
+                row_N = torch.arange(end - start)
+                s_NN = s_NN + bias_HR[head].double()[row_N[None, :] - row_N[:, None] + bias_HR.shape[1] // 2]
             if scores.causal:
                 s_NN = s_NN.masked_fill(torch.ones_like(s_NN).triu(1).bool(), -math.inf)
             out_THD[start:end, head] = s_NN.softmax(dim=1) @ v_ND

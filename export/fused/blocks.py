@@ -84,13 +84,13 @@ class BlockPaths:
             raise Otherwise(f"{len(names)} LayerNorms stand outside its blocks")
         return names[0]
 
-    def attended(self, attention: Attention, x: Tensor) -> Tensor:
-        """Returns the output of attention for states [b, n, D], written out."""
+    def attended(self, attention: Attention, x: Tensor, bias_Hnn: Tensor | float = 0.0) -> Tensor:
+        """Returns the output of attention for states [b, n, D], written out; the bias is added to the scores."""
         known: Any = self.modules
         query, key, value = (
             known[layer](x).unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for layer, _ in attention.parts.values()
         )
-        scores = (query @ key.transpose(2, 3) * attention.scaling).softmax(dim=-1)
+        scores = (query @ key.transpose(2, 3) * attention.scaling + bias_Hnn).softmax(dim=-1)
         found: Tensor = known[attention.output]((scores @ value).transpose(1, 2).flatten(2))
         return found
 

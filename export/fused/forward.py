@@ -131,7 +131,7 @@ class Encoder(Layers):
         make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
         out_THD = make(query_THD.shape, dtype=self.dtype if scale is None else torch.int8, device=query_THD.device)
         lengths = [self.plan.longest] * rows.sequences  # not the rows' own: the tiles have to be the same for all
-        attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD).run()
+        attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD, self.plan.relative).run()
         return out_THD.flatten(1)
 
     def _projected(self, number: int, states: States) -> tuple[Tensor, Tensor, Tensor]:

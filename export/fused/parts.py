@@ -5,14 +5,15 @@
     norms                    the two LayerNorms of a block, the second one after the feed-forward network
     embeddings               the tables outside the blocks, told apart by their rows, with one LayerNorm
     positions                what the model looks up for a row without padding
+    relative positions       the table of a number for each head, and what the model looks up in it for its longest row (MPNet, as in T5)
     head                     the linear layers outside the blocks, in order; the activations between them are those that fit
 
 Neither names nor this list prove anything: a pre-norm encoder has the same modules. So the parts are computed with, written out
 in torch, and a model whose logits are others is refused. The activations of the head are found in the same way.
 
 Models of images stand in `image_parts`. Left out: text with norms before a layer (GPT-2), RMSNorm, a projection after narrower
-embeddings (ELECTRA small), one block for all layers (ALBERT), relative and rotary positions, gated feed-forward networks, answers for every
-token, products of attention and residuals in int8.
+embeddings (ELECTRA small), one block for all layers (ALBERT), relative positions that depend on the states (DeBERTa), rotary positions,
+gated feed-forward networks, answers for every token, products of attention and residuals in int8.
 
 Shape suffixes: b rows, n tokens.
 """
@@ -58,6 +59,8 @@ class EncoderPaths:
     first_position: int
     norm: str
     head: tuple[tuple[str, HeadActivation], ...] = ()
+    relative: Tensor | None = None
+    """See `Plan.relative`."""
 
     def states(self, ids_bn: Tensor, kinds_bn: Tensor) -> Tensor:
         """Returns the states of the first tokens, float32 [b, D], of rows without padding; written out, for the proof."""
@@ -65,8 +68,12 @@ class EncoderPaths:
         positions_n = torch.arange(ids_bn.shape[1]) + self.first_position
         x = known[self.word].weight[ids_bn] + (0 if self.kind is None else known[self.kind].weight[kinds_bn])
         x = known[self.norm](x + known[self.position].weight[positions_n])
+        bias: Tensor | float = 0.0
+        if self.relative is not None:
+            tokens = torch.arange(ids_bn.shape[1])
+            bias = self.relative[:, tokens[None, :] - tokens[:, None] + self.relative.shape[1] // 2]
         for attention, (up, down), (first, second) in self.blocks:
-            x = known[first](self.blocks.attended(attention, x) + x)
+            x = known[first](self.blocks.attended(attention, x, bias) + x)
             x = known[second](known[down](ACTIVATIONS[self.blocks.activation](known[up](x))) + x)
         states: Tensor = x[:, 0]
         return states
@@ -118,15 +125,20 @@ def _read_paths(model: PreTrainedModel) -> EncoderPaths:
         Otherwise: There are other parts.
     """
     blocks = block_paths(model)
-    word, kind, position = _tables(model, {name: blocks.modules[name] for name in blocks.outside})
+    outside = {name: blocks.modules[name] for name in blocks.outside}
+    relative = next((name for name, module in outside.items() if _of_heads(module, blocks)), None)
+    word, kind, position = _tables(model, {name: module for name, module in outside.items() if name != relative})
+    first_position = _first_position(model, blocks.modules[position])
+    longest = model.get_submodule(position).num_embeddings - first_position
     return EncoderPaths(
         blocks=blocks,
         word=word,
         kind=kind,
         position=position,
-        first_position=_first_position(model, blocks.modules[position]),
+        first_position=first_position,
         norm=blocks.outer_norm(),
         head=tuple((name, "none") for name in blocks.outer(nn.Linear)),
+        relative=None if relative is None else _relative(model, blocks.modules[relative], int(longest)),
     )
 
 
@@ -201,6 +213,37 @@ def _first_position(model: PreTrainedModel, table: nn.Module) -> int:
     return first
 
 
+def _of_heads(module: nn.Module, blocks: BlockPaths) -> bool:
+    """Whether a module is a table of a number for every head, which all blocks have as many of."""
+    return isinstance(module, nn.Embedding) and {attention.heads for attention in blocks.attentions} == {module.embedding_dim}
+
+
+def _relative(model: PreTrainedModel, table: nn.Module, longest: int) -> Tensor:
+    """Returns the numbers of all distances, [H, 2 N - 1], from what the model looks up for its longest row.
+
+    Raises:
+        Otherwise: It looks up more than one number for a distance.
+    """
+    looked_up: list[Tensor] = []
+    handle = table.register_forward_pre_hook(lambda _, inputs: looked_up.append(inputs[0]))
+    pad = getattr(model.config, "pad_token_id", None)
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.full((1, longest), 1 if pad == 0 else 0))
+    finally:
+        handle.remove()
+    rows = [one.reshape(longest, longest) for one in looked_up if one.numel() == longest**2]
+    if not rows:
+        raise Otherwise("its table of relative positions is not looked up for every pair of tokens")
+    distances = torch.cat([rows[0][1:, 0].flip(0), rows[0][0]])  # of key 0 from the last row on, then of row 0
+    tokens = torch.arange(longest)
+    every = distances[tokens[None, :] - tokens[:, None] + longest - 1]
+    if len(rows) != len(looked_up) or any(not torch.equal(one, every) for one in rows):
+        raise Otherwise("its relative positions are not the same for the same distance of two tokens")
+    values: Any = table
+    return floats(values.weight.detach()[distances].T)
+
+
 def _plan(paths: EncoderPaths, scales: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]]) -> Plan:
     blocks, known, linears = paths.blocks, paths.blocks.modules, paths.blocks.linears
 
@@ -219,4 +262,5 @@ def _plan(paths: EncoderPaths, scales: Mapping[str, Any], nodes: Mapping[str, Ma
         blocks=tuple(blocks.block(number, norms, scales) for number, norms in enumerate(blocks.norms)),
         head=tuple((linear_of(name, linears[name], scales.get(name)), after) for name, after in paths.head),
         nodes={name: nodes[name] for name in nodes},
+        relative=paths.relative,
     )

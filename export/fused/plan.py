@@ -133,6 +133,9 @@ class Plan:
     """Whether the residual is the sum that a norm reads, as in ViT, or what it returns, as in BERT."""
     patches: Patches | None = None
     """For models of images."""
+    relative: Tensor | None = None
+    """float32 [H, 2 N - 1] for sequences of up to N tokens: added to the attention scores of keys r - (N - 1) tokens behind their row, in all
+    blocks. None for models without relative positions."""
 
     @property
     def longest(self) -> int:
@@ -161,6 +164,8 @@ class Plan:
         moved = {field.name: getattr(self, field.name) for field in fields(self)}
         moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
         moved |= {"norm": norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
+        if self.relative is not None:
+            moved["relative"] = self.relative.to(device)
         if self.patches is not None:
             moved["patches"] = replace(self.patches, projection=self.patches.projection.to(device))
         return Plan(**{**moved, "blocks": tuple(_block_to(block, device) for block in self.blocks)})
@@ -171,6 +176,8 @@ def write_plan(plan: Plan, path: Path) -> None:
     tensors: dict[str, Tensor] = {"word": plan.word, "kind": plan.kind, "position": plan.position, **tensors_of_norm("norm", plan.norm)}
     for number, block in enumerate(plan.blocks):
         tensors |= tensors_of_norm(f"{number}.out_norm", block.out_norm) | tensors_of_norm(f"{number}.ffn_norm", block.ffn_norm)
+    if plan.relative is not None:
+        tensors["relative"] = plan.relative
     for linear in plan.linears:
         tensors |= {f"{linear.name}.{key}": tensor for key, tensor in linear.tensors().items() if tensor is not None}
     document = {
@@ -220,6 +227,7 @@ def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Pla
         nodes=document["nodes"],
         pre_norm=document["pre_norm"],
         patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
+        relative=tensors.get("relative"),
     )
 
 

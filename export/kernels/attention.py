@@ -32,6 +32,10 @@ Bound against float64 for n keys, with u = 2^-24 and V the largest |v| of the se
 from rounding scores, 2^x to 2^-22, p to float16 (p below 2^-24 becomes 0), and the output. With V in float32, p and the output are not
 rounded, and 2^-20 stands for 2^-10, u for 2^-11.
 
+A bias b of the head and the distance j - i of a key from its row may be added: S = Q K^T * scaling + b[h, j - i], as T5 and MPNet have it
+(https://arxiv.org/abs/1910.10683, section 2.1). It is loaded for every score, and adds a product and a fused multiply-add; its rounding
+adds 4 u max |b| to delta.
+
 Left out: masks other than causal and the ends of sequences, probabilities in int8 (their scale needs the whole row), dimensions above 128,
 scales per token.
 
@@ -54,6 +58,7 @@ from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_step, power_of_two
 
 LOG2_E = math.log2(math.e)
+BIAS_FACTOR = tl.constexpr(LOG2_E)
 MOST_GROWN = tl.constexpr(8.0)
 """log2 of the largest p, by how much a score may exceed m before m is replaced; float16 holds p up to 2^16."""
 
@@ -92,7 +97,14 @@ class Scores:
         return self.scaling * self.query_scale * self.key_scale
 
 
-def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequence[int], scores: Scores, out_THD: Tensor) -> Launch:
+def launch(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    start_B: Tensor,
+    lengths: Sequence[int],
+    scores: Scores,
+    out_THD: Tensor,
+    bias_HR: Tensor | None = None,
+) -> Launch:
     """Returns the launch of attention; an int8 operation counts as half of one in float16.
 
     Args:
@@ -102,6 +114,7 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
         lengths: Rows of each sequence.
         scores: Scaling, scales and causality.
         out_THD: Takes the outputs, in the type of the values, or int8 codes.
+        bias_HR: float32 `[H, 2 N - 1]` for sequences of up to N rows: added to the scores of distance r - (N - 1); None for nothing.
     """
     q_THD, k_TKD, v_TKD = qkv
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
@@ -109,7 +122,8 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile are in registers
         tile_q, tile_k, num_warps = 32, 32, 4 if dimension <= 64 else 8  # 4 spill 7 registers at D = 128 on sm_80
     arguments = {
-        "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,
+        "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "bias": bias_HR,
+        "farthest": 0 if bias_HR is None else bias_HR.shape[1] // 2, "factor": scores.factor * LOG2_E,
         "heads": heads, "key_heads": k_TKD.shape[1], "CAUSAL": scores.causal, "D": dimension, "BLOCK_D": max(32, power_of_two(dimension)),
         "out_scale": 1.0 if scores.out_scale is None else scores.out_scale, "SPLIT": v_TKD.dtype != torch.float32,
         "TILE_Q": tile_q, "TILE_K": tile_k, "LAZY": lazy_by_default(q_THD, v_TKD) if scores.lazy is None else scores.lazy,
@@ -117,7 +131,7 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     pairs = sum(length * (length + 1) // 2 if scores.causal else length**2 for length in lengths)
     operations = 2 * pairs * heads * dimension * 2
     operations = operations * 3 // 4 if q_THD.dtype == torch.int8 else operations
-    cost = Cost(bytes_of(*qkv, start_B, out_THD), operations, "fp32" if v_TKD.dtype == torch.float32 else "fp16")
+    cost = Cost(bytes_of(*qkv, start_B, out_THD, bias_HR), operations, "fp32" if v_TKD.dtype == torch.float32 else "fp16")
     return Launch(packed_attention_kernel, (cdiv(longest, tile_q), heads, len(lengths)), arguments, cost, num_warps, 2)
 
 
@@ -130,9 +144,9 @@ def lazy_by_default(q_THD: Tensor, v_TKD: Tensor) -> bool:
 
 @triton.jit
 def packed_attention_kernel(
-    q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, factor: tl.tensor,
-    out_scale: tl.tensor, heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPLIT: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, LAZY: tl.constexpr,
+    q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, bias: tl.pointer_type,
+    farthest: tl.tensor, factor: tl.tensor, out_scale: tl.tensor, heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, LAZY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of queries of one head of one sequence."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -148,6 +162,7 @@ def packed_attention_kernel(
     first_key = first.to(tl.int64) * key_heads * D + key_head * D
     largest, total = tl.full((TILE_Q,), -float("inf"), tl.float32), tl.zeros((TILE_Q,), tl.float32)
     sums = tl.zeros((TILE_Q, BLOCK_D), tl.float32)
+    unit = factor if bias is None else factor * 0.0 + 1.0  # scores with a bias have been multiplied
     # Tiles of keys that every row sees whole need no mask: before the last one, and before the first row where rows see no later ones.
     # Products of float32, without matrix instructions, fill the registers already: one loop.
     whole = 0
@@ -156,15 +171,20 @@ def packed_attention_kernel(
         for begin in range(0, whole, TILE_K):
             keys, values = tiles_of_keys(k, v, first_key, key_heads, begin + column, length, d, D, False)
             scores = scores_of(queries, keys)
-            largest, total, sums = added(scores, values, largest, total, sums, factor, LAZY)
+            if bias is not None:
+                scores = biased(scores, bias, head, farthest, row, begin + column, factor)
+            largest, total, sums = added(scores, values, largest, total, sums, unit, LAZY)
     for begin in range(whole, tl.minimum(length, (tile + 1) * TILE_Q) if CAUSAL else length, TILE_K):
         key = begin + column
         keys, values = tiles_of_keys(k, v, first_key, key_heads, key, length, d, D, True)
         seen = (key < length)[None, :]
         if CAUSAL:
             seen = seen & (key[None, :] <= row[:, None])
-        scores = tl.where(seen, scores_of(queries, keys), -float("inf"))  # key 0 is seen by every row
-        largest, total, sums = added(scores, values, largest, total, sums, factor, LAZY)
+        scores = scores_of(queries, keys)
+        if bias is not None:
+            scores = biased(scores, bias, head, farthest, row, key, factor)
+        scores = tl.where(seen, scores, -float("inf"))  # key 0 is seen by every row
+        largest, total, sums = added(scores, values, largest, total, sums, unit, LAZY)
     stored(sums * tl.div_rn(1.0, total)[:, None], out, at, stays, out_scale)
 
 
@@ -189,6 +209,16 @@ def scores_of(queries: tl.tensor, keys: tl.tensor) -> tl.tensor:
     else:
         scores = tl.dot(queries, keys, out_dtype=tl.float32, input_precision="ieee")
     return scores
+
+
+@triton.jit
+def biased(
+    scores: tl.tensor, bias: tl.pointer_type, head: tl.tensor, farthest: tl.tensor, row: tl.tensor, key: tl.tensor, factor: tl.tensor
+) -> tl.tensor:  # fmt: skip
+    """Returns the scores times the factor, plus the bias of their distances; both are in powers of two."""
+    distance = key[None, :] - row[:, None]
+    inside = tl.minimum(tl.maximum(distance, -farthest), farthest)  # others are masked, or of rows past the sequence
+    return tl.fma(tl.load(bias + head * (2 * farthest + 1) + farthest + inside), BIAS_FACTOR, scores * factor)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 CONFIGS = {
     "bert": lambda **more: transformers.BertConfig(**{**SIZES, "max_position_embeddings": LENGTH, **more}),
     "roberta": lambda **more: transformers.RobertaConfig(**{**SIZES, "max_position_embeddings": LENGTH + 2, "type_vocab_size": 1, **more}),
+    "mpnet": lambda **more: transformers.MPNetConfig(**{**SIZES, "max_position_embeddings": LENGTH + 2, **more}),
     "electra": lambda **more: transformers.ElectraConfig(**{**SIZES, "max_position_embeddings": LENGTH, "embedding_size": 64, **more}),
     "distilbert": lambda **more: transformers.DistilBertConfig(
         vocab_size=50, dim=64, n_layers=2, n_heads=2, hidden_dim=96, max_position_embeddings=LENGTH, num_labels=3, **more

@@ -31,6 +31,7 @@ SHAPES = {
     "int8 head": Shape(head=True),
     "roberta": Shape(family="roberta"),
     "electra": Shape(family="electra"),
+    "mpnet": Shape(family="mpnet"),
     "all float but one": Shape(floats=("query", "key", "value", "attention.output.dense", "intermediate.dense")),
     "first and last float": Shape(floats=("query", "1.output.dense")),
 }  # fmt: skip

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.gpu.references import unpack
 from export.fused import parts
-from export.fused.blocks import sparse_or_dense
-from export.fused.parts import plan_of
+from export.fused.blocks import Otherwise, sparse_or_dense
+from export.fused.parts import _relative, plan_of
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight
 from foundation.core.errors import InputError
@@ -41,7 +41,7 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize("family", seldom(encoders.CONFIGS, ("roberta", "electra")))
+@pytest.mark.parametrize("family", seldom(encoders.CONFIGS, ("roberta", "electra", "distilbert")))
 def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(family=family))
     plan, model = plan_of(Checkpoint(folder)), load(folder)
@@ -50,10 +50,11 @@ def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
         and not isinstance(module, nn.Embedding)
     ]  # fmt: skip
     assert [after for _, after in plan.head] == [
-        {"bert": "tanh", "roberta": "tanh", "electra": "gelu", "distilbert": "relu"}[family],
+        {"bert": "tanh", "roberta": "tanh", "mpnet": "tanh", "electra": "gelu", "distilbert": "relu"}[family],
         "none",
     ]
-    assert plan.first_position == (2 if family == "roberta" else 0)
+    assert plan.first_position == (2 if family in ("roberta", "mpnet") else 0)
+    assert (plan.relative is None) == (family != "mpnet")
     assert plan.longest == encoders.LENGTH
     assert [(block.heads, block.key_heads, block.head_dim) for block in plan.blocks] == [(2, 2, 32)] * 2
     for layer in plan.linears[:-2]:
@@ -61,6 +62,32 @@ def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
         module = model.get_submodule(layer.name)
         assert torch.equal(layer.weight.codes, module.weight)
         assert layer.input_scale == module.input_scale.item()
+
+
+def looking_up(buckets: Tensor) -> tuple[Any, nn.Embedding]:
+    """Returns a model that looks these up in its table."""
+    table = nn.Embedding(32, 2)
+    return type("Model", (nn.Module,), {"config": None, "forward": lambda _, input_ids: table(buckets)})(), table
+
+
+def test_the_numbers_of_distances_are_those_that_a_model_looks_up() -> None:
+    model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES, max_position_embeddings=302)).eval()
+    relative = _relative(model, model.encoder.relative_attention_bias, 300)
+    tokens = torch.arange(300)
+    with torch.inference_mode():
+        every = model.encoder.compute_position_bias(torch.zeros(1, 300, 1))[0]
+    assert torch.equal(relative[:, tokens[None, :] - tokens[:, None] + 299], every)
+    assert len(relative[0].unique()) > 20
+
+
+def test_relative_positions_that_depend_on_more_than_the_distance_are_refused() -> None:
+    distances = torch.arange(5)[None, :] - torch.arange(5)[:, None] + 4
+    assert _relative(*looking_up(distances), 5).shape == (2, 9)
+    distances[2, 1] += 1
+    with pytest.raises(Otherwise, match="the same distance"):
+        _relative(*looking_up(distances), 5)
+    with pytest.raises(Otherwise, match="every pair"):
+        _relative(*looking_up(distances[:2]), 5)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -54,10 +54,10 @@ def embed_quantize(
     return codes_NI, scales, kept_NI
 
 
-def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
+def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores, bias_HR: Tensor | None = None) -> Tensor:
     lengths = [end - start for start, end in itertools.pairwise(start_B.tolist())]
     out_THD = torch.empty_like(q_THD, dtype=v_TKD.dtype if scores.out_scale is None else torch.int8)
-    attention.launch((q_THD, k_TKD, v_TKD), start_B, lengths, scores, out_THD).run()
+    attention.launch((q_THD, k_TKD, v_TKD), start_B, lengths, scores, out_THD, bias_HR).run()
     return out_THD
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.gpu import references
 from export.kernels.attention import Scores
@@ -36,9 +38,9 @@ def rows(
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores: Scores) -> None:
+def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores: Scores, bias: Tensor | None = None) -> None:
     """Checks outputs by the bound that the docstring of the kernel states."""
-    exact, shared, u = references.attention(q, k, v, start, scores), q.shape[1] // k.shape[1], 2.0**-24
+    exact, shared, u = references.attention(q, k, v, start, scores, bias), q.shape[1] // k.shape[1], 2.0**-24
     of_p, of_out = (2.0**-20, u) if v.dtype == torch.float32 else (2.0**-10, 2.0**-11)
     assert found.dtype == v.dtype
     for begin, end in itertools.pairwise(start.tolist()):
@@ -48,6 +50,7 @@ def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores:
                 delta = 16 * u * (queries @ keys.T).abs().amax(dim=1, keepdim=True) * scores.factor
             else:
                 delta = 2 * (q.shape[2] + 8) * u * (queries.abs() @ keys.abs().T).amax(dim=1, keepdim=True) * scores.factor
+            delta = delta + (0.0 if bias is None else 4 * u * float(bias[head].abs().max()))
             largest = v[begin:end, head // shared].double().abs().amax(dim=0)
             wanted = exact[begin:end, head]
             bound = largest * (2 * delta + of_p + (end - begin) * u) + of_out * wanted.abs() + u
@@ -72,6 +75,34 @@ def test_against_float64(
     scales = {"query_scale": 1 / 60, "key_scale": 0.02} if int8 else {}
     scores = Scores(dimension**-0.5, causal, **scales, lazy=lazy)
     check(interpreted(packed_attention, q, k, v, starts(lengths), scores), q, k, v, starts(lengths), scores)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "int8", "lazy"), [(torch.float16, False, True), (torch.float32, False, None), (torch.float16, True, False)]
+)
+def test_a_bias_of_distances_is_added_to_the_scores(interpreted: Interpreted, dtype: torch.dtype, int8: bool, lazy: bool | None) -> None:
+    torch.manual_seed(4)
+    q, k, v = rows([130, 1, 65], 2, 1, 16, int8=int8, dtype=dtype)
+    bias = torch.randn(2, 2 * 130 - 1) * 3
+    scores = Scores(0.25, query_scale=1 / 60 if int8 else 1.0, key_scale=0.02 if int8 else 1.0, lazy=lazy)
+    found = interpreted(packed_attention, q, k, v, starts([130, 1, 65]), scores, bias)
+    check(found, q, k, v, starts([130, 1, 65]), scores, bias)
+    longer = torch.nn.functional.pad(bias, (7, 7), value=1e4)  # of distances that no two rows have
+    check(interpreted(packed_attention, q, k, v, starts([130, 1, 65]), scores, longer), q, k, v, starts([130, 1, 65]), scores, longer)
+
+
+def test_as_t5_computes_it(interpreted: Interpreted) -> None:
+    """No scaling of the scores, and buckets of distances."""
+    config = transformers.T5Config(d_model=32, d_kv=16, num_heads=2, dropout_rate=0.0)
+    layer = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    x = torch.randn(1, 140, 32)
+    with torch.inference_mode():
+        wanted = layer(x)[0]
+        q, k, v = (part(x[0]).unflatten(1, (2, 16)) for part in (layer.q, layer.k, layer.v))
+        bias = layer.compute_bias(140, 140)[0]
+        every = torch.cat([bias[:, 1:, 0].flip(1), bias[:, 0]], dim=1).contiguous()
+        found = interpreted(packed_attention, q, k, v, starts([140]), Scores(1.0), every)
+        torch.testing.assert_close(layer.o(found.flatten(1)), wanted[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
