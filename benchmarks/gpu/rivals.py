@@ -265,11 +265,11 @@ def by_tensorrt(works: Mapping[tuple[int, int], Any], bert: Bert, machine: Machi
     reason = tensorrt_rival.absence() or ("no time was left" if late else None)
     measured = set()
     try:
-        for name, theirs in () if reason else tensorrt_rival.answering(bert, tuple(works), machine):
+        for name, theirs, note in () if reason else tensorrt_rival.answering(bert, tuple(works), machine):
             measured.add(name)
             for shape, work in works.items():
                 times = {side: statistics.median(ms) for side, ms in in_turns({"ours": work, "rival": theirs[shape]}, gpu).items()}
-                yield _timed(name, shape, times["rival"], times["ours"], None)
+                yield _timed(name, shape, times["rival"], times["ours"], note)
     except (*BROKEN, ImportError) as error:
         reason = line(error)
     for name in tensorrt_rival.PRECISIONS:

@@ -32,6 +32,7 @@ PRECISIONS = {"TensorRT, int8 and fp16": True, "TensorRT, fp16": False}
 """Whether the layers in the blocks are int8, by rival."""
 INPUT_SCALE = 0.03
 TENSORRT = "tensorrt"
+NOT_FUSED = "no fused kernel runs its attention"
 Works = dict[tuple[int, int], Callable[[], Any]]
 """What runs a pass, by (rows, tokens)."""
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -102,8 +103,8 @@ def absence() -> str | None:
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def plans(trt: Any, bert: Bert, shapes: Sequence[tuple[int, int]], folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the plan of every rival, with a profile for each length.
+def plans(trt: Any, bert: Bert, shapes: Sequence[tuple[int, int]], folder: Path) -> Iterator[tuple[str, bytes, str | None]]:
+    """Yields the plan of every rival, with a profile for each length, and a note where no fused kernel runs its attention.
 
     Args:
         trt: The module of TensorRT.
@@ -115,12 +116,16 @@ def plans(trt: Any, bert: Bert, shapes: Sequence[tuple[int, int]], folder: Path)
         PlanError: A graph does not compile.
     """
     lengths = sorted({tokens for _, tokens in shapes})
-    for name, graph in _graphs(bert, lengths, folder):
-        yield name, tensorrt_plan.build(trt, graph, lengths, max(rows for rows, _ in shapes)).plan
+    rows = max(rows for rows, _ in shapes)
+    for name, fused, plain in _graphs(bert, lengths, folder):
+        try:
+            yield name, tensorrt_plan.build(trt, fused, lengths, rows).plan, None
+        except tensorrt_plan.PlanError:
+            yield name, tensorrt_plan.build(trt, plain, lengths, rows).plan, NOT_FUSED
 
 
-def _graphs(bert: Bert, lengths: Sequence[int], folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the half graph of every rival."""
+def _graphs(bert: Bert, lengths: Sequence[int], folder: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Yields the half graphs of every rival: attention as one node each, and as separate products."""
     from export.graph.attention import fuse_attention
     from export.graph.half_precision import clamp_masks, float_tensors, to_half_precision
     from export.graph.onnx import export_float, save
@@ -143,8 +148,9 @@ def _graphs(bert: Bert, lengths: Sequence[int], folder: Path) -> Iterator[tuple[
         model = Graph(graph).load()
         clamp_masks(model)
         ranges = measure(model, float_tensors(model), [{name: rows[name] for name in preprocessor.input_names}])
-        fused = fuse_attention(to_half_precision(model, ranges, "fp16").model, ranges.largest)
-        yield name, save(fused.model, checkpoint.folder / "half.onnx")
+        half = to_half_precision(model, ranges, "fp16").model
+        fused = fuse_attention(half, ranges.largest).model
+        yield name, save(fused, checkpoint.folder / "half_fused.onnx"), save(half, checkpoint.folder / "half.onnx")
 
 
 def _checkpoint(bert: Bert, folder: Path, is_int8: bool) -> Path:
@@ -174,8 +180,8 @@ def _checkpoint(bert: Bert, folder: Path, is_int8: bool) -> Path:
     return folder
 
 
-def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -> Iterator[tuple[str, Works]]:
-    """Yields for every rival what answers rows of each shape, on the current GPU, as CUDA graphs.
+def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -> Iterator[tuple[str, Works, str | None]]:
+    """Yields for every rival what answers rows of each shape, on the current GPU, as CUDA graphs, and the note of its plan.
 
     Args:
         bert: Sizes.
@@ -188,13 +194,13 @@ def answering(bert: Bert, shapes: Sequence[tuple[int, int]], machine: Machine) -
     """
     trt, random = importlib.import_module(TENSORRT), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        for name, plan in plans(trt, bert, shapes, Path(folder)):
+        for name, plan, note in plans(trt, bert, shapes, Path(folder)):
             works: Works = {}
             for rows, tokens in shapes:
                 ids = random.integers(len(SPECIALS), bert.words, (rows, tokens))
                 device = TorchDevice(machine.device, lambda: int(torch.cuda.current_stream(machine.device).cuda_stream))
                 works[rows, tokens] = _recorded(Rows(trt, plan, device, ids), machine)
-            yield name, works
+            yield name, works, note
 
 
 def _recorded(rows: Rows, machine: Machine) -> Callable[[], Any]:

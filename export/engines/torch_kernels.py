@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from export.choices import FloatPrecision, FloatSetting
     from export.fused.decoder.plan import DecoderPlan
     from export.fused.layers import Probe
+    from export.fused.library_attention import Time
     from export.fused.plan import Plan
     from foundation.artifacts import exported
 
@@ -40,6 +42,8 @@ MODE, FILE = "packed", "torch_kernels.safetensors"
 INTERPRET = "TRITON_INTERPRET"
 NO_GPU = "torch finds no NVIDIA GPU that it can use"
 NO_TRITON = "the package triton is not installed: pip install 'compress-transformers[kernels]'"
+OWNERS = {"packed": "our", "varlen": "torch's"}
+"""Of the kernels of attention."""
 ATTENTION_PRODUCTS = ("qk", "pv")
 
 
@@ -82,9 +86,36 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
+    floats = dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else [])))
+    if "fp16" in floats and request.target.device == "cuda" and absence("cuda") is None and not interprets():
+        plan = with_attention(plan, request)
     write_plan(plan, path)
-    for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):
+    for floating in floats:
         yield request.entry(MODE, [path], float_precision=floating, integer_weights=plan.integer_share, properties={})
+
+
+def with_attention(plan: Plan, request: BuildRequest, time: Time | None = None) -> Plan:
+    """Returns a plan with the faster kernel of attention in float16, ours or torch's, and the times of both.
+
+    Args:
+        plan: A plan.
+        request: Gives device, lengths and batch sizes, and takes the choice as a line.
+        time: Takes the times; None: the GPU.
+    """
+    from export.fused import library_attention
+    from export.fused.tuning import work_on_gpu
+
+    device = torch.device(request.target.device)
+    why = library_attention.refusal(plan, device, torch.float16)
+    if why is not None:
+        request.log(f"{request.engine}: attention by our kernel; torch's does not run: {why}")
+        return plan
+    lengths = [min(length, plan.longest) for length in request.buckets] or [plan.longest]
+    rows = max(request.target.batch_sizes)
+    kernel, times = library_attention.fastest(plan, device, lengths, rows, work_on_gpu if time is None else time)
+    told = "; ".join(f"{length} tokens: ours {ms['packed']:.3f} ms, torch's {ms['varlen']:.3f} ms" for length, ms in times.items())
+    request.log(f"{request.engine}: attention by {OWNERS[kernel]} kernel in fp16 ({told})")
+    return replace(plan, attention=kernel, attention_ms=times)
 
 
 def nodes_of(model: Path) -> dict[str, dict[str, str]]:

@@ -2,7 +2,7 @@
 
     embedding + LayerNorm + quantize
     query, key, value         one int8 GEMM, split by head; or three, where a layer is float, in blocks, or has a scale of its own
-    attention + quantize      over packed rows
+    attention + quantize      over packed rows; or torch's kernel and quantize (`library_attention`)
     out                       int8 GEMM
     residual + LayerNorm + quantize
     up                        int8 GEMM + bias + activation + quantize
@@ -30,14 +30,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from export.fused import library_attention
 from export.fused.layers import ACTIVATIONS, Layers, Probe, States, Tiles, codes_like, one_scale, scale_read_by, stacked
 from export.fused.linears import FloatLinear, Int8Linear, Linear
 from export.fused.plan import Block, HeadActivation, Patches, Plan
 from export.fused.rows import Limits, Rows
-from export.kernels import attention, embedding, qkv
+from export.kernels import attention, embedding, qkv, quantize
 from export.kernels.attention import Scores
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Keep
+from foundation.core.errors import InputError
 
 
 class Encoder(Layers):
@@ -48,6 +50,9 @@ class Encoder(Layers):
         device: Where.
         dtype: Type of what is float between the layers: float32 or float16.
         tiles: Chooses the tiles of dense GEMMs; None for those by the number of rows.
+
+    Raises:
+        InputError: The plan has attention by torch's kernel, which cannot run on this device.
     """
 
     def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype = torch.float32, tiles: Tiles | None = None) -> None:
@@ -56,6 +61,12 @@ class Encoder(Layers):
         self._keep: Keep = "sum" if plan.pre_norm else "norm"
         self._tables = [table.to(dtype) for table in (self.plan.word, self.plan.kind, self.plan.position)]
         self._merged = [merged(block, dtype) for block in self.plan.blocks]
+        self._by_library = plan.attention == "varlen" and dtype == torch.float16
+        why = library_attention.refusal(plan, device, dtype) if self._by_library else None
+        if why is not None:
+            raise InputError(
+                "plan", f"its attention is torch's kernel, which cannot run here: {why}", remedy="export again on this machine"
+            )
 
     @property
     def limits(self) -> Limits:
@@ -127,6 +138,13 @@ class Encoder(Layers):
         return States(None if self._probes is None else self._attention(block, parts, rows, None), found, scale)
 
     def _attention(self, block: Block, parts: tuple[Tensor, Tensor, Tensor], rows: Rows, scale: float | None) -> Tensor:
+        if self._by_library:
+            attended = library_attention.attend(parts, rows.start, self.plan.longest, block.scaling)
+            if scale is None:
+                return attended.flatten(1)
+            codes = torch.empty_like(attended, dtype=torch.int8)
+            quantize.tensor_launch(attended, scale, codes).run()
+            return codes.flatten(1)
         query_THD = parts[0]
         make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
         out_THD = make(query_THD.shape, dtype=self.dtype if scale is None else torch.int8, device=query_THD.device)

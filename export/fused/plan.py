@@ -21,7 +21,7 @@ Shape suffixes: I inputs, O outputs, V rows of a table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ from export.fused.linears import Linear, document_of, linear_from, norm_to, shar
 from export.kernels.activation_codes import Activation
 from export.kernels.norm import Norm
 
+Kernel = Literal["packed", "varlen"]
+"""Kernels of attention: ours over packed rows, and torch's."""
 KIND = "encoder"
 """Of its file (`files`)."""
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
@@ -134,8 +136,12 @@ class Plan:
     patches: Patches | None = None
     """For models of images."""
     relative: Tensor | None = None
-    """float32 [H, 2 N - 1] for sequences of up to N tokens: added to the attention scores of keys r - (N - 1) tokens behind their row, in all
+    """float32 [H, 2 N - 1] for sequences of up to N tokens: added to the scores of keys r - (N - 1) tokens behind their row, in all
     blocks. None for models without relative positions."""
+    attention: Kernel = "packed"
+    """What computes attention where the float part is float16: our kernel, or torch's (`library_attention`). In float32 it is ours."""
+    attention_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Times of both on the GPU of the build, in milliseconds by tokens of a row; empty where they were not compared."""
 
     @property
     def longest(self) -> int:
@@ -161,7 +167,7 @@ class Plan:
 
     def to(self, device: torch.device) -> Plan:
         """Returns the plan on a device."""
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {one.name: getattr(self, one.name) for one in fields(self)}
         moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
         moved |= {"norm": norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
         if self.relative is not None:
@@ -188,6 +194,8 @@ def write_plan(plan: Plan, path: Path) -> None:
         "head": [{**document_of(linear), "after": after} for linear, after in plan.head],
         "nodes": {name: dict(told) for name, told in plan.nodes.items()},
         "pre_norm": plan.pre_norm,
+        "attention": plan.attention,
+        "attention_ms": {length: dict(times) for length, times in plan.attention_ms.items()},
         "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
     write_file(path, KIND, document, tensors)
@@ -228,6 +236,8 @@ def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Pla
         pre_norm=document["pre_norm"],
         patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
         relative=tensors.get("relative"),
+        attention=document["attention"],
+        attention_ms=document["attention_ms"],
     )
 
 

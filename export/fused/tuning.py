@@ -155,9 +155,14 @@ def remember(path: Path, known: Mapping[str, Tile]) -> dict[str, Tile]:
 
 def on_gpu(launch: Launch) -> float:
     """Returns the median time of a launch on the GPU, in milliseconds."""
+    return work_on_gpu(launch.run)
+
+
+def work_on_gpu(work: Callable[[], object]) -> float:
+    """Returns the median time of some launches on the GPU, in milliseconds."""
     from triton.testing import do_bench
 
-    return float(do_bench(launch.run, warmup=10, rep=40, return_mode="median"))
+    return float(do_bench(work, warmup=10, rep=40, return_mode="median"))
 
 
 def candidates(device: torch.device) -> tuple[Tile, ...]:

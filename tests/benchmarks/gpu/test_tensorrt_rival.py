@@ -45,12 +45,12 @@ def test_plans_are_measured_and_one_that_fails_leaves_the_others(monkeypatch: py
     first, second = PRECISIONS
 
     def answering(*_: Any) -> Any:
-        yield first, {shape: lambda: 3.0 for shape in SHAPES}
+        yield first, {shape: lambda: 3.0 for shape in SHAPES}, "a note"
         raise RuntimeError("half.onnx does not\ncompile")
 
     found = rows_of(monkeypatch, answering)
     assert [(row["rival"], row["speedup"], row["reason"]) for row in found] == [
-        *[(first, 1.5, None)] * 2,
+        *[(first, 1.5, "a note")] * 2,
         *[(second, None, "RuntimeError: half.onnx does not compile")] * 2,
     ]
 
@@ -66,10 +66,11 @@ def test_our_graphs_are_built_and_answer(tmp_path: Path) -> None:
     stand_in = pytest.importorskip("tests.export.tensorrt_stand_in")
     trt, ids = stand_in.StandIn(), np.random.default_rng(1).integers(4, 50, (2, 8))
     logits = {}
-    for name, plan in tensorrt_rival.plans(trt, TINY, SHAPES, tmp_path):
+    for name, plan, note in tensorrt_rival.plans(trt, TINY, SHAPES, tmp_path):
         rows = Rows(trt, plan, TorchDevice(torch.device("cpu"), lambda: 77), ids)
         rows.run()
         logits[name] = rows.logits
+        assert note in (None, tensorrt_rival.NOT_FUSED)
     assert set(logits) == set(PRECISIONS)
     found, exact = logits["TensorRT, int8 and fp16"], logits["TensorRT, fp16"]
     assert found.shape == exact.shape == (2, 2)
