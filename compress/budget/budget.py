@@ -40,6 +40,8 @@ from foundation.stage.context import Context
 MARK = ".budget"
 COVERAGE = 0.9
 """Share of trainings within their intervals."""
+LEARNED = 0.9
+"""Share of the loss of chance below which a training has learned something."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,12 @@ def concluded(
         answers: Of the short trainings.
         seconds: Predicts the time of a setting.
         seed: Seed of the draws.
+
+    Raises:
+        InputError: Most of the trainings have learned nothing.
     """
     metric, entropy = metric_losses(judged, answers, seed), entropy_losses(answers, seed)
+    check_learned(metric, studied)
     metric_fit = fit(metric, seed=seed)
     entropy_fit = None if entropy is None else fit(entropy, seed=seed)
     alternatives = studied.alternatives()
@@ -165,6 +171,25 @@ def concluded(
             )
         )
     return Budget(studied, judged, folder, tuple(answers), metric, metric_fit, entropy, entropy_fit, tuple(found))
+
+
+def check_learned(metric: Trainings, studied: Studied) -> None:
+    """Checks that the trainings show a slope: losses at chance say nothing of where a longer training leads.
+
+    Args:
+        metric: Losses of the short trainings.
+        studied: What is trained.
+
+    Raises:
+        InputError: Fewer than half of them are better than chance.
+    """
+    if metric.chance is None:
+        return
+    learned = int(np.sum(metric.loss < LEARNED * metric.chance))
+    if 2 * learned < len(metric.loss):
+        given = f"{len(metric.loss) - learned} of {len(metric.loss)} short trainings of {studied.stage.key} are no better than chance"
+        remedy = "give a higher learning_rate, smaller batches or more rows, or start from a trained model"
+        raise InputError("--budget", given, "no law follows from them", remedy)
 
 
 def vectors(settings: Sequence[Setting]) -> Array:

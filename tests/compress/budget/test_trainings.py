@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli import app
 from compress.budget import budget, page, setting, trainings
-from compress.budget.law import DRAWS
+from compress.budget.law import DRAWS, Trainings
 from compress.budget.setting import Setting
 from compress.budget.trainings import Answers, entropy_losses, loss_of, metric_losses, metric_of
 from compress.recipe import check
@@ -178,6 +178,19 @@ def test_the_command_prints_the_plan_and_then_the_budget(tmp_path: Path, monkeyp
     assert done.exit_code == 0, done.output
     assert done.output.index("total:") < done.output.index("the recipe") < done.output.index("twice the epochs")
     assert Path("budgets/tiny/budget.json").is_file()
+
+
+@pytest.mark.parametrize(("losses", "learned"), [([0.5, 0.49, 0.46, 0.3], False), ([0.5, 0.49, 0.4, 0.3], True)])
+def test_trainings_that_learned_nothing_have_no_law(losses: list[float], learned: bool) -> None:
+    settings = np.ones((4, 3))
+    studied = setting.Studied.of(check(tiny()), 5000, 1)
+    measured = Trainings(settings, np.array(losses), np.zeros(4), 0.5)
+    if learned:
+        budget.check_learned(measured, studied)
+        return
+    with raises_problem("--budget", "3", "4"):
+        budget.check_learned(measured, studied)
+    budget.check_learned(replace(measured, chance=None), studied)
 
 
 @pytest.mark.whole
