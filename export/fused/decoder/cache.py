@@ -83,6 +83,7 @@ class Cache:
         tokens: Tokens that all texts together have room for; whole pages.
         slots: Tokens of a page.
         order: Order in which pages are taken; None: ascending. No order changes a bit of any answer.
+        longest: Most tokens of a text, where these are fewer than the model reads; by it programs are launched, and no bit depends on it.
 
     Raises:
         InputError: There is no room for one token, or the order does not name every page once.
@@ -96,6 +97,7 @@ class Cache:
         tokens: int,
         slots: int = SLOTS,
         order: Iterable[int] | None = None,
+        longest: int | None = None,
     ) -> None:
         if tokens < 1 or slots < 1:
             raise InputError("tokens, slots", f"{tokens} and {slots} given", "at least 1 token, in pages of at least 1, is allowed")
@@ -104,7 +106,8 @@ class Cache:
         self._free = list(reversed(list(everything if order is None else order)))
         if sorted(self._free) != list(everything):
             raise InputError("order", f"{self._free[::-1]} given", f"every page from 1 to {pages} is allowed once")
-        self._slots, self._width, self._longest = slots, cdiv(plan.longest, slots), plan.longest
+        self._longest = min(longest or plan.longest, plan.longest)
+        self._slots, self._width = slots, cdiv(self._longest, slots)
         shapes = [(pages + 1, slots, block.key_heads, block.head_dim) for block in plan.blocks]
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
@@ -130,7 +133,7 @@ class Cache:
         """
         too_long = max(text.length + len(new) for text, new in zip(texts, tokens, strict=True))
         if too_long > self._longest:
-            raise InputError("text", f"{too_long} tokens given", f"this model reads {self._longest}")
+            raise InputError("text", f"{too_long} tokens given", f"{self._longest} fit this cache and this model")
         wanted = sum(self.needed(text, len(new)) for text, new in zip(texts, tokens, strict=True))
         if wanted > len(self._free):
             remedy = "give a larger cache, or fewer texts at once"

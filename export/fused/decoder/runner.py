@@ -86,7 +86,8 @@ class DecoderRunner:
         Args:
             lengths: Tokens of the longest texts that there is room for at once, answers included.
         """
-        return Texts(self._decoder, sum(cdiv(length, SLOTS) * SLOTS for length in lengths), record_on_gpu if self._on_gpu else None)
+        room = sum(cdiv(length, SLOTS) * SLOTS for length in lengths)
+        return Texts(self._decoder, room, record_on_gpu if self._on_gpu else None, longest=max(lengths, default=None))
 
     def on_device(self) -> AbstractContextManager[object]:
         """The Triton language launches on the current device, wherever its tensors are."""

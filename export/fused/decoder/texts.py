@@ -67,13 +67,20 @@ class Texts:
         record: Records a step; None: steps run kernel by kernel.
         slots: Tokens of a page.
         order: See `Cache`.
+        longest: See `Cache`.
     """
 
     def __init__(
-        self, decoder: Decoder, tokens: int, record: Record | None = None, slots: int = SLOTS, order: Sequence[int] | None = None
+        self,
+        decoder: Decoder,
+        tokens: int,
+        record: Record | None = None,
+        slots: int = SLOTS,
+        order: Sequence[int] | None = None,
+        longest: int | None = None,
     ) -> None:
         self._decoder = decoder
-        self.cache = Cache(decoder.plan, decoder.device, decoder.dtype, tokens, slots, order)
+        self.cache = Cache(decoder.plan, decoder.device, decoder.dtype, tokens, slots, order, longest)
         self._steps = Steps(decoder, self.cache, record)
         self._texts: list[Text] = []
 

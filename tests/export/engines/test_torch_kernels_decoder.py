@@ -46,7 +46,10 @@ PROMPTS = [np.array(ids, np.int32) for ids in ([5, 9, 31, 7], [3], [40, 4, 4, 18
 @pytest.mark.parametrize("case", seldom(STAGES, STAGES[1:]), ids=str)
 def test_the_stage_gates_its_layers_and_answers(case: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, scheme = case
-    bench = Bench.of(ARCHITECTURES[name], tmp_path)
+    architecture = replace(
+        ARCHITECTURES[name], config={**ARCHITECTURES[name].config, "num_hidden_layers": 1}
+    )  # the interpreter takes its time
+    bench = Bench.of(architecture, tmp_path)
     settings = {"weight_bits": 7} if scheme.startswith("w8a8") else {"group_size": 16}
     quantized = bench.run(Quantize(mode="ptq", scheme=scheme, calibration={"rows": 16}, **settings))
     monkeypatch.setenv("TRITON_INTERPRET", "1")

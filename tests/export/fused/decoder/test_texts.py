@@ -49,7 +49,7 @@ def test_texts_come_and_go_without_changing_each_other(interpreted: Interpreted,
 def come_and_go(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the states' logits of two texts that are written among others, on pages that others gave back, and by themselves."""
     decoder = decoders.decoder_of(folder)
-    texts, free = Texts(decoder, 64, None, 4), Texts(decoder, 64, Again, 4)
+    texts, free = Texts(decoder, 64, None, 4), Texts(decoder, 64, Again, 4, longest=20)
     found: dict[str, Any] = {}
     texts.read([PROMPTS[0], PROMPTS[2]])
     texts.step([1, 2])
@@ -130,8 +130,12 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(plan: DecoderPlan) -> 
     with pytest.raises(InputError, match="cache: 3 more pages of 4 tokens needed; 1 are free: give a larger cache"):
         cache.extended([one, other], [[4, 5], [1] * 5])
     assert (one.length, len(one.pages), other.pages, cache.free_tokens) == (3, 1, [], 4)
-    with pytest.raises(InputError, match=f"text: {LENGTH + 1} tokens given; this model reads {LENGTH}"):
+    with pytest.raises(InputError, match=f"text: {LENGTH + 1} tokens given; {LENGTH} fit"):
         cache_of(plan, 100).extended([Text()], [[1] * (LENGTH + 1)])
+    short = Cache(plan, torch.device("cpu"), torch.float32, 100, 4, longest=6)
+    assert short.extended([Text()], [[1] * 6]).table.shape == (1, 2)
+    with pytest.raises(InputError, match="text: 7 tokens given; 6 fit"):
+        short.extended([Text()], [[1] * 7])
     for tokens, slots in ((0, 4), (4, 0)):
         with pytest.raises(InputError, match=f"tokens, slots: {tokens} and {slots} given"):
             Cache(plan, torch.device("cpu"), torch.float32, tokens, slots)
