@@ -6,8 +6,8 @@
 # Seen (2026-11-30): the numbers of the query are cut to the smallest and the largest number that was stored, before the search. Of 1,000 unit
 # vectors of 16 numbers, queries of length 1 find 99 % of the ten nearest, queries of length 8 find 48 %; IVF_PQ finds 97 and 98 %.
 # Distances are those of the cut query, 5 where they are 50. Encoders whose queries are longer than their documents, vectors that were normalized on
-# one side alone, and the outlying inputs that a search for novelty is made for are such queries. refine_factor mends the distances, not what was not
-# found. Nothing warns.
+# one side alone, and the outlying inputs that a search for novelty is made for are such queries. refine_factor gives the true distances of
+# what was found. Nothing warns.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
