@@ -89,6 +89,26 @@ def test_the_states_are_those_of_our_kernel(interpreted: Interpreted, tmp_path: 
     torch.testing.assert_close(theirs, ours, rtol=0.02, atol=0.05)
 
 
+def timed_codes(folder: Path) -> tuple[Tensor, Tensor]:
+    """Returns what the work that is timed writes, and the codes of the exact attention of what it read."""
+    known, read = plan_of(Checkpoint(folder)), []
+
+    def keep(*arguments: Any, **named: Any) -> Tensor:
+        read.append(naive(*arguments, **named))
+        return read[-1]
+
+    keep.__signature__ = inspect.signature(naive)  # type: ignore[attr-defined]
+    with patch.object(varlen, "varlen_attn", keep):
+        written: Any = library_attention._works(known, known.blocks[0], torch.device("cpu"), 12, 2)["varlen"]()
+    return written, (read[0].float() / known.blocks[0].out.input_scale).round().clamp(-128, 127).to(torch.int8)
+
+
+def test_the_work_that_is_timed_ends_in_codes(interpreted: Interpreted, tmp_path: Path) -> None:
+    written, wanted = interpreted(timed_codes, encoders.checkpoint(tmp_path, Shape(config={"num_hidden_layers": 1})))
+    assert written.dtype == torch.int8
+    assert torch.equal(written, wanted)
+
+
 def plan(tmp_path: Path) -> Any:
     return plan_of(Checkpoint(encoders.checkpoint(tmp_path, Shape(config={"num_hidden_layers": 1}))))
 
