@@ -139,7 +139,7 @@ def engines(recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
 
 def models(recipe: Recipe) -> list[str]:
     """Returns the names of the models: the dense one, and the output of every later stage before quantization."""
-    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if stage.KEY != "finetune")]
+    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if not isinstance(stage, Finetune))]
 
 
 def shapes(recipe: Recipe) -> list[Shape]:
