@@ -130,6 +130,22 @@ def test_intervals_grow_with_the_distance_from_the_trainings() -> None:
     assert near < far < farther
 
 
+def test_what_the_trainings_do_not_say_stays_at_its_prior() -> None:
+    one = drawn_law(np.random.default_rng(8))
+    settings = np.array([(rows, 1, 3) for rows in (250, 500, 1000, 2000, 4000, 8000)], float)
+    found = fit(trainings(settings, losses(one, settings)), draws=100)
+    assert found.law.parameters["R"] == pytest.approx(np.exp(law.CENTRE[2]), rel=1e-3)
+    drawn = np.log([each.parameters["R"] for each in found.draws])
+    assert np.std(drawn) == pytest.approx(law.SPREAD[2], rel=0.25)
+
+
+def test_two_trainings_with_one_setting_differ_by_their_noise() -> None:
+    one = drawn_law(np.random.default_rng(9))
+    found = fit(trainings(SHORT, losses(one, SHORT)), draws=300)
+    logs = np.log(found.drawn(np.array([(2000, 2, 3), (2000, 2, 3)], float)))
+    assert np.std(logs[:, 0] - logs[:, 1]) == pytest.approx(found.noise * np.sqrt(2 * np.mean(found.scale**2)), rel=0.15)
+
+
 def test_one_training_that_failed_moves_little() -> None:
     one = drawn_law(np.random.default_rng(5))
     loss = losses(one, SHORT)
