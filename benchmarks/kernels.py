@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, at_capability, compiled, count
 from benchmarks.gpu.cases import EVERY, META
 from benchmarks.gpu.peaks import GPUS
 from export.kernels.launch import Launch
@@ -39,7 +39,7 @@ def main() -> None:
     for name in arguments.kernel:
         launch = EVERY[name](META).launch
         for capability in arguments.capability:
-            print(table(row(name, launch, compiled(launch, capability))), flush=True)
+            print(table(row(name, launch, compiled(at_capability(launch, capability), capability))), flush=True)
 
 
 def row(name: str, launch: Launch, binary: Binary) -> list[str]:

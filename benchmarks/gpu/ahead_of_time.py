@@ -24,7 +24,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from export.kernels import attention
 from export.kernels.launch import Launch
 from foundation.core.errors import InputError
 
@@ -123,6 +124,14 @@ class Binary:
 def count(instructions: Counter[str], *names: str) -> int:
     """Returns how many instructions begin with one of some names."""
     return sum(number for instruction, number in instructions.items() if instruction.startswith(names))
+
+
+def at_capability(launch: Launch, capability: int) -> Launch:
+    """Returns a launch as a GPU of a compute capability (80 for 8.0) starts it: some arguments depend on it by default."""
+    if "LAZY" not in launch.arguments:
+        return launch
+    lazy = attention.lazy_at((capability // 10, capability % 10), launch.arguments["q"], launch.arguments["v"])
+    return replace(launch, arguments={**launch.arguments, "LAZY": lazy})
 
 
 def compiled(launch: Launch, capability: int) -> Binary:

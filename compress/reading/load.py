@@ -156,8 +156,8 @@ def _check_keys(config: DataConfig, task: Task) -> None:
         "multi_hot": lambda row: row.multi_label,
         "windows": lambda row: row.reads_windows,
     }
-    if not config.train_labels and (facts.answer.form is not ClassIds or facts.two_towers):
-        tasks = tasks_with(lambda row: row.answer.form is ClassIds and not row.two_towers)
+    if not config.train_labels and (not facts.answer.form.ONE_CLASS or facts.two_towers):
+        tasks = tasks_with(lambda row: row.answer.form.ONE_CLASS and not row.two_towers)
         raise InputError("data.train_labels", f"false given for {task}", f"it is for {tasks}", "leave it out")
     if config.keep_evaluation_rows and facts.searches:
         raise InputError(

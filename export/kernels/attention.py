@@ -137,7 +137,11 @@ def launch(
 
 def lazy_by_default(q_THD: Tensor, v_TKD: Tensor) -> bool:
     """Whether `Scores.lazy` saves instructions, and spills nothing; tensors that are on no GPU count as capability 9.0."""
-    capability = torch.cuda.get_device_capability(q_THD.device) if q_THD.is_cuda else (9, 0)
+    return lazy_at(torch.cuda.get_device_capability(q_THD.device) if q_THD.is_cuda else (9, 0), q_THD, v_TKD)
+
+
+def lazy_at(capability: tuple[int, int], q_THD: Tensor, v_TKD: Tensor) -> bool:
+    """Whether `Scores.lazy` saves instructions, and spills nothing, on a GPU of a compute capability."""
     spills = q_THD.dtype == torch.int8 and q_THD.shape[2] > 64 and capability < (9, 0)
     return v_TKD.dtype != torch.float32 and capability < (10, 0) and not spills
 

@@ -154,7 +154,7 @@ def test_ranges_are_of_selection_rows(tmp_path: Path) -> None:
 
 def test_fp16_needs_an_engine_that_has_it(tmp_path: Path) -> None:
     context = two(tmp_path, TARGET.model_copy(update={"engines": ("onnxruntime",)}))
-    with raises_problem("stages.export.float_precision", "fp16", "tensorrt or torch_kernels"):
+    with raises_problem("stages.export.float_precision", "fp16", "tensorrt, torch_kernels or torch_kernels_decoder"):
         Export(float_precision="fp16").check(None, None, context)
     Export(float_precision="fp16").check(None, None, two(tmp_path))
     Export(float_precision="bf16").check(None, None, two(tmp_path))  # in its graph, whatever the processor has

@@ -136,7 +136,9 @@ def test_nothing_to_serve(tmp_path):
 @pytest.mark.parametrize("name", RESPONSES)
 def test_readme_names_the_outputs_of_its_models_alone(name, monkeypatch):
     monkeypatch.setattr(layout, "_build_of", lambda model: model.name)
-    model = SimpleNamespace(name="a", response=name, inputs=["TEXT"], max_batch_size=8, engine="openvino", mode="static", width=3)
+    model = SimpleNamespace(
+        name="a", response=name, inputs=["TEXT"], adapters=(), max_batch_size=8, engine="openvino", mode="static", width=3
+    )
     text = layout.readme([model])
     own = {output.name for output in RESPONSES[name].outputs(3)}
     every = {output.name for other in RESPONSES.values() for output in other.outputs(3)}

@@ -19,6 +19,7 @@ from benchmarks.gpu.ahead_of_time import (
     _ending,
     _hot_loop,
     _shortest_pass,
+    at_capability,
     compiled,
     count,
 )
@@ -65,7 +66,7 @@ MATRIX = [
 @pytest.mark.parametrize(("name", "capability"), MATRIX)
 def test_code_is_within_the_limits(name: str, capability: int) -> None:
     launch = EVERY[name](META).launch
-    binary = compiled(launch, capability)
+    binary = compiled(at_capability(launch, capability), capability)
     assert binary.over_limits() == []
     assert binary.cubin.startswith(b"\x7fELF")
     assert binary.registers > 0

@@ -99,7 +99,8 @@ def test_the_flips_of_every_form_are_described() -> None:
     forms: set[type[Labels]] = {Labels}
     while more := {below for form in forms for below in form.__subclasses__()} - forms:
         forms |= more
-    assert {form for form in forms if not isabstract(form)} - {ClassIds, Numbers} == {*DESCRIBED_BY}
+    judged = {form for form in forms if not isabstract(form) and form.KNOWN}
+    assert judged - {ClassIds, Numbers} == {*DESCRIBED_BY}
 
 
 def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

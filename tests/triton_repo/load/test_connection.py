@@ -199,7 +199,9 @@ def test_models_that_do_not_fit_are_refused_in_one_line(protocol):
             f"--model reviews-int4: {where} has no such model; {listed}; did you mean 'reviews-int8'?"
         )
         assert refusal(fake, protocol, "loading") == f"--model loading: {where} has no such model; {listed}"
-        ending = "; TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
+        ending = (
+            "; TEXT, TEXT and TEXT_PAIR (with or without ADAPTER), QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
+        )
         assert refusal(fake, protocol, "language") == (
             f"--model language: its inputs are TEXT BYTES [-1, 1], MAX_TOKENS INT32 [-1, 1]{ending}"
         )
