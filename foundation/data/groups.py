@@ -77,11 +77,12 @@ def _key(row: Any) -> Hashable:
 
 
 def _side(pairs: Sequence[Any]) -> list[Hashable]:
-    """Returns the text of each pair that it shares with most others."""
+    """Returns the text of each pair that it shares with most others; of a pair in which that is empty the other text."""
     sides = [[pair[place] for pair in pairs] for place in (0, 1)]
     counts = [len(set(side)) for side in sides]
     fewer = int(counts[1] < counts[0])
-    return sides[fewer if counts[fewer] >= FEW else 1 - fewer]
+    shared = fewer if counts[fewer] >= FEW else 1 - fewer
+    return [text if text != "" else other for text, other in zip(sides[shared], sides[1 - shared], strict=True)]
 
 
 def _are_blocks(rows: Sequence[Any]) -> bool:

@@ -147,3 +147,11 @@ def test_whole_groups_are_drawn_and_too_few_give_no_interval() -> None:
     assert interval(lambda rows: float(rows.mean()), drawn) == (None, None)
     rows = np.arange(8 * FEWEST)
     assert None not in interval(lambda chosen: float(chosen.mean()), Groups(rows // 8))
+
+
+def test_an_empty_text_is_shared_by_nobody() -> None:
+    rows = [(f"sentence {number}", "") for number in range(6)] + [(f"a {number}", f"b {number % FEW}") for number in range(3 * FEW)]
+    found = groups_of_rows(rows)
+    assert len(set(found[:6].tolist())) == 6
+    assert len(set(found[6:].tolist())) == FEW
+    assert not set(found[:6].tolist()) & set(found[6:].tolist())
