@@ -122,5 +122,5 @@ def _line(one: Prediction, budget: Budget) -> str:
     layers = "" if setting.layers is None else str(setting.layers)
     cells = (one.alternative.name, f"{setting.rows:,}", f"{setting.epochs:g}", layers, f"{one.metric:.4f}", between, gain, gains)
     missing = f" (the data lack {one.alternative.missing:,} rows)" if one.alternative.missing else ""
-    told = f"  {one.verdict}{missing}".rstrip()
-    return "{:<18} {:>9} {:>7} {:>6} {:>10} {:>16} {:>7} {:>15} {:>8}".format(*cells, phrases.duration(one.seconds)) + told
+    verdict = f"  {one.verdict}{missing}".rstrip()
+    return "{:<18} {:>9} {:>7} {:>6} {:>10} {:>16} {:>7} {:>15} {:>8}".format(*cells, phrases.duration(one.seconds)) + verdict

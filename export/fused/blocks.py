@@ -24,7 +24,7 @@ from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 from export.kernels.w4a16 import Int4Weight
 from foundation.core.errors import InputError
-from foundation.models.architecture.attention import Attention, find_attentions
+from foundation.models.architecture.attention import Attention, Attentions, find_attentions
 from foundation.models.architecture.blocks import blocks_of
 from foundation.schemes.int4 import Int4Scales, no_offsets, pack
 from foundation.schemes.int8 import LayerScales
@@ -109,11 +109,11 @@ class BlockPaths:
         return Block(query, key, value, out, up, down, attention.head_dim, attention.scaling, first, second)
 
 
-def block_paths(model: PreTrainedModel) -> BlockPaths:
-    """Reads the parts of the blocks off the structure.
+def stack_of(model: PreTrainedModel) -> tuple[dict[str, nn.Module], Attentions]:
+    """Returns the blocks of a model with one stack by path, and their attentions.
 
     Raises:
-        Otherwise: There are other parts.
+        Otherwise: There are none, or they read an encoder.
     """
     try:
         blocks, attentions = blocks_of(model, KEY), find_attentions(model, KEY)
@@ -121,6 +121,16 @@ def block_paths(model: PreTrainedModel) -> BlockPaths:
         raise Otherwise("; ".join(str(problem).removeprefix(f"{KEY}: ") for problem in error.problems)) from error
     if attentions.cross:
         raise Otherwise("it reads an encoder")
+    return blocks, attentions
+
+
+def block_paths(model: PreTrainedModel) -> BlockPaths:
+    """Reads the parts of the blocks off the structure.
+
+    Raises:
+        Otherwise: There are other parts.
+    """
+    blocks, attentions = stack_of(model)
     inside, feed_forward, norms = tuple(f"{name}." for name in blocks), [], []
     for number, (name, block) in enumerate(blocks.items()):
         attention = attentions.own[number]

@@ -183,16 +183,16 @@ Linear = FloatLinear | Int8Linear | Int8FloatLinear | Int4Linear
 
 def document_of(linear: Linear) -> dict[str, Any]:
     """Returns what the JSON of a plan says about a layer."""
-    told: dict[str, Any] = {"name": linear.name}
+    entry: dict[str, Any] = {"name": linear.name}
     if isinstance(linear, Int8Linear):
-        told["input_scale"] = linear.input_scale
+        entry["input_scale"] = linear.input_scale
         if isinstance(linear.weight, SparseWeight):
-            told["shape"] = list(linear.weight.packed.shape)
+            entry["shape"] = list(linear.weight.packed.shape)
     if isinstance(linear, Int8FloatLinear):
-        told["inputs"] = "float"
+        entry["inputs"] = "float"
     if isinstance(linear, Int4Linear):
-        told |= {"inputs": linear.weight.inputs, "group_size": linear.weight.group_size}
-    return told
+        entry |= {"inputs": linear.weight.inputs, "group_size": linear.weight.group_size}
+    return entry
 
 
 def linear_from(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from export.fused.blocks import KEY, TOLERANCE, Otherwise, floats, linear_of
+from export.fused.blocks import KEY, TOLERANCE, Otherwise, floats, linear_of, stack_of
 from export.fused.decoder.plan import DecoderBlock, DecoderPlan, Table
 from export.fused.layers import ACTIVATIONS
 from export.fused.linears import Int8FloatLinear, Linear
@@ -30,8 +30,7 @@ from export.kernels.activation_codes import Activation
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 from foundation.core.errors import InputError
-from foundation.models.architecture.attention import Attention, find_attentions
-from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.attention import Attention
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
 from foundation.models.library import REFUSED, one_line
@@ -142,12 +141,7 @@ def _positions(model: PreTrainedModel) -> list[str]:
 
 
 def _read_gpt(model: PreTrainedModel) -> Gpt:
-    try:
-        blocks, attentions = blocks_of(model, KEY), find_attentions(model, KEY)
-    except InputError as error:
-        raise Otherwise("; ".join(str(problem).removeprefix(f"{KEY}: ") for problem in error.problems)) from error
-    if attentions.cross:
-        raise Otherwise("it reads an encoder")
+    blocks, attentions = stack_of(model)
     inside, feed_forward, norms = tuple(f"{name}." for name in blocks), [], []
     for number, (name, block) in enumerate(blocks.items()):
         own = attentions.own[number]
