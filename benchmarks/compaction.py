@@ -3,9 +3,11 @@
     python benchmarks/compaction.py [--recipe RECIPE] [--stages STAGES] [--set KEY=VALUE ...] [--out FOLDER]
 
 RECIPE names model and data, by default MiniLM and SST-2 (recipes/sst2-minilm-ptq-2693.yaml: give `--set model.path=FOLDER --set
-data.path=FOLDER`). STAGES are a list of `finetune`, `sparsify`, `prune` and `compact`, each of which begins with the model before it.
-The dense model is the output of the last `finetune`, else the model itself. It and the output of every later stage are quantized to int8
-and built for OpenVINO and ONNX Runtime. The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its
+data.path=FOLDER`). STAGES are a list of `finetune`, `distill`, `sparsify`, `prune` and `compact`, each of which begins with the model
+before it. The dense model is the output of the last `finetune` or `distill`, else the model itself; the teacher is the output of the last
+`finetune`, else the model itself. The dense model and the output of every later stage are quantized to int8 and built for OpenVINO and
+ONNX Runtime.
+The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its
 longest rows. Prints a table: the share of the weights of the dense model's blocks that are gone or 0, the metric over the evaluation split
 with its 95 % interval, the loss against the dense model in the same engine (paired, 95 %; of perplexity relative), latency, and the time as
 a multiple of the dense model in the same engine. The command makes and evaluates the engines, and resumes; with `--timed` it takes the
@@ -27,6 +29,7 @@ import yaml
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired, single
 from compress.run.prepare import prepare
+from distill.distill import Distill
 from export.engines.onnxruntime import properties, with_uint8_activations
 from export.engines.spec import EngineSpec, spec_of
 from foundation.artifacts.artifact import Artifact, read_json, write_json, writing
@@ -84,6 +87,8 @@ def make(recipe: Recipe, out: Path) -> None:
         made = step(out / stage.id, ran(stage, list(floats.values())[-1], context, out))
         if isinstance(stage, Finetune):
             floats, context = {DENSE: made}, replace(context, checkpoints={"baseline": made}, teachers=(made,))
+        elif isinstance(stage, Distill):
+            floats = {DENSE: made}
         else:
             floats[stage.id] = made
     for name, parent in floats.items():
@@ -139,7 +144,7 @@ def engines(recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
 
 def models(recipe: Recipe) -> list[str]:
     """Returns the names of the models: the dense one, and the output of every later stage before quantization."""
-    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if not isinstance(stage, Finetune))]
+    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if not isinstance(stage, Finetune | Distill))]
 
 
 def shapes(recipe: Recipe) -> list[Shape]:

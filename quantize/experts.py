@@ -9,34 +9,53 @@ of others are dropped: the router decides as before, and the hidden states stay 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from foundation.models.layers.experts import SeparateExperts, separate_experts
+from foundation.models.layers.routed import Experts, experts_of
 
 NAMED = 3
 """Layers that a warning names."""
 
 
+@dataclass(frozen=True)
+class Routing:
+    """Where the tokens of the calibration rows went, by path of the module of experts; padding is counted like other tokens."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    """How many tokens each expert reads."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """How many tokens no expert reads, as experts have no room for them; layers without any are left out."""
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """What the stage reports; nothing for models without experts."""
+        return {**({"experts": self.tokens} if self.tokens else {}), **({"dropped_tokens": self.dropped} if self.dropped else {})}
+
+
 def tokens_routed(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], forward: Callable[[nn.Module, Mapping[str, Tensor]], object]
-) -> dict[str, list[int]]:
-    """Returns how many tokens the router sends to each expert, by path of the module of experts.
+) -> Routing:
+    """Returns how many tokens the router sends to each expert.
 
     Args:
         model: A model with separate experts.
-        batches: Features of the calibration rows.
+        batches: Features of the calibration rows; not read if the model has no experts.
         forward: Runs the model on the features of a batch.
     """
-    found = separate_experts(model)
+    found = experts_of(model)
+    if not found:
+        return Routing()
     counts = {name: torch.zeros(module.num_experts, dtype=torch.int64) for name, module in found.items()}
+    dropped = dict.fromkeys(found, 0)
 
-    def count(name: str, module: SeparateExperts) -> Callable[..., None]:
+    def count(name: str, module: Experts) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
-            chosen = inputs[1] if len(inputs) > 1 else named["top_k_index"]
-            kept = chosen.flatten().cpu()
-            counts[name] += torch.bincount(kept[kept < module.num_experts], minlength=module.num_experts)
+            reads_NE = module.routed(*inputs, **named).cpu()
+            counts[name] += reads_NE.sum(dim=0)
+            dropped[name] += int((~reads_NE.any(dim=1)).sum())
 
         return hook
 
@@ -48,7 +67,7 @@ def tokens_routed(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: count.tolist() for name, count in counts.items()}
+    return Routing({name: count.tolist() for name, count in counts.items()}, {name: number for name, number in dropped.items() if number})
 
 
 def rare(counts: Mapping[str, list[int]], floor: int) -> dict[str, list[int]]:

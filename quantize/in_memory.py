@@ -93,7 +93,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
         round_weights(layers, rounded, scales)
     return_biases(steps.model, norms)
     sites, added = steps.sites(scales, calibrator, scan)
-    chosen = {"calibrator": calibrator, "rows": len(steps.rows), **({"experts": dict(steps.routed)} if steps.routed else {})}
+    chosen = {"calibrator": calibrator, "rows": len(steps.rows), **steps.routing.figures}
     folded = {**bits, **({"batch_norms": norms} if norms else {})}
     found = {**steps.rotation, **folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

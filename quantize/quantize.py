@@ -40,7 +40,7 @@ TOKEN_BY_TOKEN = 4  # a row that is written by the model reads its weights for e
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 12
+    VERSION: ClassVar[int] = 13
 
     def team(self, processes: Team) -> Team:
         """All processes train in int8, after each has calibrated the whole model; without training only the first one calibrates."""

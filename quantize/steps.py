@@ -29,7 +29,8 @@ from foundation.machine.device import computing_device
 from foundation.measure.closeness import bounds, closer, in_words
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward, linears
-from foundation.models.layers.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.layers.routed import experts_of, on_all_tokens
 from foundation.schemes.int8 import LayerScales
 from foundation.schemes.scales import Grid, Layer, Scales
 from foundation.schemes.sites import Sites
@@ -47,7 +48,7 @@ from quantize.choices import Method, calibrators, default_calibrator
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
 from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
-from quantize.experts import rare, rare_warning, tokens_routed
+from quantize.experts import Routing, rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
 from quantize.group_scales import GroupMoments, Groups
 from quantize.mixed_precision import choose as choose_floats
@@ -91,8 +92,8 @@ class Steps:
     """The float logits; None if no step compares a quantized model with the float one."""
     budget: Budget | None
     """The float predictions for mixed precision; None without it."""
-    routed: Mapping[str, list[int]]
-    """Calibration tokens of each expert, by path of the module of experts; empty for models without."""
+    routing: Routing
+    """Where the calibration tokens went; empty for models without experts."""
     rotation: Mapping[str, object]
     """The figures of the rotation; empty without."""
 
@@ -109,12 +110,13 @@ class Steps:
             rotation = rotate(model, few, context.seed, f"{settings.key}.rotation", further)
             context.progress.log(f"  {describe_rotation(rotation)}")
         with_separate_experts(model)
-        counts = tokens_routed(model, feed(f"{settings.title}: routing"), forward) if separate_experts(model) else {}
+        routing = tokens_routed(model, feed(f"{settings.title}: routing"), forward)
         trial = Trial.prepare(model, source, rows, context) if settings.compares else None
         budget = Budget.prepare(model, source, rows, context) if settings.mixed_precision else None
-        for name, experts in rare(counts, settings.calibration.expert_tokens).items():
-            cast("SeparateExperts", model.get_submodule(name)).everywhere = frozenset(experts)
-        return cls(settings, source, model, rows, feed, context, trial, budget, counts, {"rotation": rotation} if rotation else {})
+        modules = experts_of(model)
+        for name, experts in rare(routing.tokens, settings.calibration.expert_tokens).items():
+            modules[name].everywhere = frozenset(experts)
+        return cls(settings, source, model, rows, feed, context, trial, budget, routing, {"rotation": rotation} if rotation else {})
 
     @property
     def name(self) -> str:
@@ -143,9 +145,9 @@ class Steps:
 
     def release_experts(self) -> list[str]:
         """Makes all experts run only on their own tokens from now on; returns at most one warning about experts that saw few."""
-        for module in separate_experts(self.model).values():
+        for module in experts_of(self.model).values():
             module.everywhere = ()
-        return rare_warning(self.routed, self.settings.calibration.expert_tokens)
+        return rare_warning(self.routing.tokens, self.settings.calibration.expert_tokens)
 
     def fold_batch_norms(self, layers: Layers) -> dict[str, str]:
         """Folds batch norms into the convolutions among the layers, in place; returns the norm of each convolution that had one."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foundation.models.layers.experts import separate_experts
-from foundation.models.layers.listed_experts import in_graph
+from foundation.models.layers.listed_experts import fix_routers, with_listed_experts
+from foundation.models.layers.routed import experts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -46,8 +46,9 @@ def make_exportable(model: nn.Module) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     config: PreTrainedConfig = model.config
-    in_graph(model)
-    for module in separate_experts(model).values():
+    with_listed_experts(model)
+    fix_routers(model)
+    for module in experts_of(model).values():
         module.all_tokens = True
     if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
         ALL_EXPERTS_FUNCTIONS.register(NAME, all_experts)

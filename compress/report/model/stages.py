@@ -66,6 +66,10 @@ class Quantization(Document):
     """Where the layers were scanned."""
     attempts: tuple[Attempt, ...] = ()
     """Where several methods were tried."""
+    experts: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Calibration tokens that each expert reads, by layer of experts; padding counts."""
+    dropped_tokens: dict[str, int] = Field(default_factory=dict)
+    """Calibration tokens that no expert has room for, by layer of experts."""
 
 
 class Sizes(Document):

@@ -76,18 +76,18 @@ def _blocks(figures: Pruning, sizes: Sizes) -> list[View]:
     ]
 
 
+def bars(shares: Sequence[float]) -> list[View]:
+    """Returns a bar for the load of each expert of a layer; heights are relative to the busiest one."""
+    most = max(shares, default=0) or 1
+    return [
+        {"height": round(100 * share / most, 1), "words": f"expert {number}: {100 * share:.1f} %"} for number, share in enumerate(shares)
+    ]
+
+
 def _loads(figures: Pruning) -> list[View]:
     """Returns the load of each expert before and after, by block; heights are relative to the busiest expert of the block."""
     before, after = figures.loads.before, figures.loads.after
     place = figures.places(len(before))
-
-    def bars(shares: Sequence[float]) -> list[View]:
-        most = max(shares, default=0) or 1
-        return [
-            {"height": round(100 * share / most, 1), "words": f"expert {number}: {100 * share:.1f} %"}
-            for number, share in enumerate(shares)
-        ]
-
     return [
         {"number": block, "before": bars(shares), "after": bars(after[place[block]] if block in place else [])}
         for block, shares in enumerate(before)

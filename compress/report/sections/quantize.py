@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from compress.report import phrases
 from compress.report.model.contents import Contents
 from compress.report.model.stages import Attempt, LayerGain, LayerNoise, Quantization
+from compress.report.sections.prune import bars
 from compress.report.view import View, is_scalar, plain
 
 
@@ -26,6 +27,7 @@ def quantization(report: Contents) -> list[View]:
                     "scan": _scan(found.sensitivity.layers),
                     "unit": phrases.DISTANCES.get(str(found.sensitivity.measure), "distance"),
                     "attempts": _attempts(found.attempts),
+                    "loads": _loads(found),
                 }
             )
     return views
@@ -74,3 +76,13 @@ def _sensitivities(layers: Sequence[LayerNoise]) -> list[View]:
         }
         for ratio_db, layer in known
     ]
+
+
+def _loads(found: Quantization) -> list[View]:
+    """Returns for each layer of experts the share of its tokens that each expert reads, and the tokens that no expert has room for."""
+    views = []
+    for name, tokens in found.experts.items():
+        shares, dropped = [count / max(1, sum(tokens)) for count in tokens], found.dropped_tokens.get(name, 0)
+        busiest = f"{max(shares, default=0) * len(shares):.2f}"
+        views.append({"name": name, "bars": bars(shares), "busiest": busiest, "dropped": f"{dropped:,}" if dropped else None})
+    return views

@@ -6,19 +6,22 @@ The layers are called after the stacked tensors:
 
     model.layers.0.mlp.experts.gate_up_proj [E, O, I]    ->    model.layers.0.mlp.experts.gate_up_proj.3 of expert 3, weight [O, I]
 
-The router stays as it is. Mixtures whose experts are modules already (older models) need no conversion.
+The router stays as it is. Mixtures whose experts are modules already keep the names of their weights
+(`foundation.models.layers.listed_experts`).
 
 Tensor names carry their shapes: N tokens, k experts of a token, E experts, D channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from foundation.models.layers.listed_experts import with_listed_experts
+from foundation.models.layers.routed import Experts
 
 Model = TypeVar("Model", bound=nn.Module)
 LAST = "down_proj"
@@ -29,7 +32,7 @@ def is_stacked(module: Any) -> bool:
     return hasattr(module, "_is_expert_parallel")
 
 
-class SeparateExperts(nn.Module):
+class SeparateExperts(Experts):
     """The experts of one layer, each a pair of linear layers; computes what the stacked module computes.
 
     Args:
@@ -50,10 +53,6 @@ class SeparateExperts(nn.Module):
             if name in stacked._parameters:
                 del stacked._parameters[name]
         self._stock = [stacked]  # in a list: it is not a child, and only its activation is used
-        self.everywhere: Collection[int] = ()
-        """Experts that run on all tokens, for calibration; their answers to tokens of others are dropped."""
-        self.all_tokens = False
-        """Whether every expert runs on all tokens and the router's weights choose: the form that a graph can hold."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Returns the output of the chosen experts, [N, D].
@@ -73,6 +72,11 @@ class SeparateExperts(nn.Module):
             answer = answer[token] if is_everywhere else answer
             said_ND.index_add_(0, token, (answer * top_k_weights[token, place, None]).to(said_ND.dtype))
         return said_ND
+
+    def routed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns which experts read each token, bool `[N, E]`; the arguments are as for `forward`."""
+        numbers_E = torch.arange(self.num_experts, device=top_k_index.device)
+        return (top_k_index[:, :, None] == numbers_E).any(dim=1)
 
     def hold(self, held: range) -> None:
         """Lets go of all experts but some, in place; those keep their numbers and names."""
@@ -111,7 +115,8 @@ def _layers(stacked: Any, name: str) -> Iterator[nn.Linear]:
 
 
 def with_separate_experts(model: Model) -> Model:
-    """Replaces every stacked module of experts by `SeparateExperts`, in place; returns the model."""
+    """Replaces the experts of every layer by an `Experts`, in place; returns the model."""
+    with_listed_experts(model)
     for name, module in list(model.named_modules()):
         if is_stacked(module):
             owner, _, child = name.rpartition(".")
@@ -120,27 +125,8 @@ def with_separate_experts(model: Model) -> Model:
 
 
 def separate_experts(model: nn.Module) -> dict[str, SeparateExperts]:
-    """Returns the modules of separate experts by path."""
+    """Returns the experts that were stacked, by the path of their module."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SeparateExperts)}
-
-
-@contextmanager
-def on_all_tokens(model: nn.Module, chosen: Mapping[str, Collection[int]] | None = None) -> Iterator[None]:
-    """Lets experts run on all tokens meanwhile, so that all of them run whatever the router says; the answers of the model stay the same.
-
-    Args:
-        model: The model.
-        chosen: Experts by path of their module; None: all.
-    """
-    found = separate_experts(model)
-    before = {name: module.everywhere for name, module in found.items()}
-    try:
-        for name, module in found.items():
-            module.everywhere = range(module.num_experts) if chosen is None else chosen.get(name, ())
-        yield
-    finally:
-        for name, module in found.items():
-            module.everywhere = before[name]
 
 
 def stacked_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,8 +3,8 @@
     y_n = sum over e of g_ne E_e(x_n),     g_ne = the router's weight of expert e for token n, 0 for all but its one or two experts
 
 Transformers 5.23 computes this for Switch Transformers. For NLLB-MoE it takes the mask of chosen experts, 0 or 1, for numbers of experts.
-So experts 0 and 1 answer for all of them (findings/transformers_nllb_moe_experts.sh). `mend` replaces that by the formula. `in_graph` lets
-every expert see every token: the form that a graph of fixed shapes can hold (`export.graph.experts`).
+So experts 0 and 1 answer for all of them (findings/transformers_nllb_moe_experts.sh). `mend` replaces that by the formula.
+`with_listed_experts` gives such models experts that can be calibrated, and that a graph of fixed shapes can hold (`export.graph.experts`).
 
 Switch Transformers: Fedus et al. 2021, https://arxiv.org/abs/2101.03961. NLLB-MoE: Costa-jussa et al. 2022, https://arxiv.org/abs/2207.04672.
 Tensor names carry their shapes: N tokens, E experts, D channels.
@@ -12,14 +12,98 @@ Tensor names carry their shapes: N tokens, E experts, D channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from foundation.models.layers.routed import Experts
+
 NLLB, SWITCH = "NllbMoeExperts", "SwitchTransformersExperts"
+
+
+class ListedExperts(Experts):
+    """The experts of one layer, under the names that Transformers gives them.
+
+    Args:
+        stock: The module of Transformers; its experts are taken over.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.num_experts = int(stock.num_experts)
+        self.token_dropout = float(getattr(stock, "moe_token_dropout", 0.0))
+        """Probability that the answer of an expert to a token is dropped in training; answers are scaled down otherwise."""
+        for number in range(self.num_experts):
+            self.add_module(_name(number), stock[_name(number)])
+
+    def forward(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns the sum over the chosen experts, float `[N, D]`.
+
+        Args:
+            hidden_states: float `[N, D]`.
+            chosen: What the router chose, in its own form.
+            weights: Its weights, in its own form.
+        """
+        gates_NE = self.gates(chosen, weights)
+        if not self.all_tokens:
+            return _of_chosen(self, hidden_states, gates_NE, self.token_dropout, self.everywhere)
+        said_ND = torch.zeros_like(hidden_states)
+        for number in range(self.num_experts):
+            said_ND = said_ND + gates_NE[:, number, None] * self.expert(number, hidden_states)
+        return said_ND * (1 - self.token_dropout)
+
+    def expert(self, number: int, states_ND: Tensor) -> Tensor:
+        """Returns the output of one expert, float `[N, D]`."""
+        said_ND: Tensor = self.get_submodule(_name(number))(states_ND)
+        return said_ND
+
+    def routed(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns which experts read each token, bool `[N, E]`; the arguments are as for `forward`."""
+        return self.gates(chosen, weights) != 0
+
+    def gates(self, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weight of every expert for every token, float `[N, E]`; 0 for experts that were not chosen."""
+        raise NotImplementedError
+
+
+class NllbExperts(ListedExperts):
+    """Experts of NLLB-MoE, whose router gives the weights of all experts."""
+
+    def gates(self, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weights `[N, E]`; the mask is not read."""
+        return weights
+
+
+class SwitchExperts(ListedExperts):
+    """Experts of Switch Transformers, whose router gives a mask `[N, 1, E]` and one weight a token, `[N, 1]`."""
+
+    def gates(self, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns their product; 0 for a token that its expert has no room for."""
+        return chosen[:, 0] * weights
+
+
+CLASSES: dict[str, type[ListedExperts]] = {NLLB: NllbExperts, SWITCH: SwitchExperts}
+
+
+def with_listed_experts(model: nn.Module) -> None:
+    """Replaces the experts of such models, in place; their weights keep their names. Other models are not changed."""
+    for name, module in list(model.named_modules()):
+        kind = type(module).__name__
+        if kind in CLASSES:
+            owner, _, child = name.rpartition(".")
+            setattr(model.get_submodule(owner), child, CLASSES[kind](module).train(module.training))
+
+
+def fix_routers(model: nn.Module) -> None:
+    """Lets the routers of such models stay in their number format, in place: a forward pass moves them to it, which tracing refuses."""
+    for module in model.modules():
+        router: Any = getattr(module, "classifier", None)
+        if type(module).__name__.startswith(("NllbMoeTop", "SwitchTransformersTop")) and router is not None:
+            router.to(module.dtype)
+            router.to = MethodType(_stays, router)
 
 
 def mend(model_type: str) -> None:
@@ -27,48 +111,28 @@ def mend(model_type: str) -> None:
     if model_type == "nllb-moe":
         from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeExperts
 
-        NllbMoeExperts.forward = _chosen_of_nllb
+        NllbMoeExperts.forward = _forward_of_nllb
 
 
-def in_graph(model: nn.Module) -> None:
-    """Lets every expert of such models see every token, in place; the answers stay the same. Other models are not changed."""
-    forwards: dict[str, Callable[..., Tensor]] = {NLLB: _all_of_nllb, SWITCH: _all_of_switch}
-    for module in model.modules():
-        name = type(module).__name__
-        if name in forwards:
-            module.forward = MethodType(forwards[name], module)
-        router: Any = getattr(module, "classifier", None)
-        if name.startswith(("NllbMoeTop", "SwitchTransformersTop")) and router is not None:
-            router.to(module.dtype)
-            router.to = MethodType(_stays, router)  # forward moves the router to its dtype, which tracing refuses
-
-
-def _chosen_of_nllb(self: Any, hidden_states: Tensor, router_mask: Tensor, router_probs: Tensor) -> Tensor:
+def _forward_of_nllb(self: Any, hidden_states: Tensor, router_mask: Tensor, router_probs: Tensor) -> Tensor:
     """Returns the output of the chosen experts, float `[N, D]`, from states `[N, D]`, a mask that is not read, and weights `[N, E]`."""
-    said_ND = torch.zeros_like(hidden_states)
-    for number in range(self.num_experts):
-        token = torch.where(router_probs[:, number] != 0)[0]
-        answer = self[f"expert_{number}"](hidden_states[token]) * router_probs[token, number, None]
-        answer = self.token_dropout(answer) if self.training else answer * (1 - self.moe_token_dropout)
+    return _of_chosen(self, hidden_states, router_probs, self.moe_token_dropout, ())
+
+
+def _of_chosen(experts: nn.Module, states_ND: Tensor, gates_NE: Tensor, dropout: float, everywhere: Collection[int]) -> Tensor:
+    """Returns the sum over the experts whose weight is not 0, float `[N, D]`; some of them read all tokens meanwhile."""
+    said_ND = torch.zeros_like(states_ND)
+    for number in range(gates_NE.shape[1]):
+        expert, token = experts.get_submodule(_name(number)), torch.where(gates_NE[:, number] != 0)[0]
+        answer = expert(states_ND)[token] if number in everywhere else expert(states_ND[token])
+        answer = answer * gates_NE[token, number, None]
+        answer = nn.functional.dropout(answer, dropout) if experts.training else answer * (1 - dropout)
         said_ND.index_add_(0, token, answer.to(said_ND.dtype))
     return said_ND
 
 
-def _all_of_nllb(self: Any, hidden_states: Tensor, router_mask: Tensor, router_probs: Tensor) -> Tensor:
-    """Returns what `_chosen_of_nllb` returns in evaluation mode."""
-    return _weighted(self, hidden_states, router_probs * (1 - self.moe_token_dropout))
-
-
-def _all_of_switch(self: Any, hidden_states: Tensor, selected_experts: Tensor, routing_weights: Tensor) -> Tensor:
-    """Returns what the experts of Switch Transformers return: states `[N, D]`, a mask `[N, 1, E]` and weights `[N, 1]` in, `[N, D]` out."""
-    return _weighted(self, hidden_states, selected_experts[:, 0] * routing_weights)
-
-
-def _weighted(experts: Any, states_ND: Tensor, gates_NE: Tensor) -> Tensor:
-    said_ND = torch.zeros_like(states_ND)
-    for number in range(experts.num_experts):
-        said_ND = said_ND + gates_NE[:, number, None] * experts[f"expert_{number}"](states_ND)
-    return said_ND
+def _name(number: int) -> str:
+    return f"expert_{number}"
 
 
 def _stays(self: nn.Module, *args: object, **kwargs: object) -> nn.Module:

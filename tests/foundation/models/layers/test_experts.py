@@ -15,7 +15,8 @@ from torch import nn
 
 from export.graph.experts import make_exportable
 from foundation.models.layers.conv1d import stock_state
-from foundation.models.layers.experts import on_all_tokens, separate_experts, with_separate_experts
+from foundation.models.layers.experts import separate_experts, with_separate_experts
+from foundation.models.layers.routed import on_all_tokens
 from foundation.models.library import quiet
 from quantize.calibration import Histogram, collect
 from quantize.experts import rare, rare_warning, tokens_routed
@@ -131,7 +132,7 @@ def test_tokens_are_counted_and_rare_experts_are_named() -> None:
     for handle in handles:
         handle.remove()
     with_separate_experts(model)
-    counts = tokens_routed(model, [{"input_ids": IDS[:1]}, {"input_ids": IDS[1:]}], lambda model, features: model(**features))
+    counts = tokens_routed(model, [{"input_ids": IDS[:1]}, {"input_ids": IDS[1:]}], lambda model, features: model(**features)).tokens
     for name, found in counts.items():
         expected = torch.cat(seen[name.replace("experts", "gate")])
         assert found == [int((expected == expert).sum()) for expert in range(4)]
