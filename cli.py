@@ -6,6 +6,7 @@ written); 2 wrong input (one line for each problem); 1 internal error.
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 
 from compress.commands import arguments, launch
 from compress.commands.arguments import Out, Project, RecipeFile, RunFolder, Settings, Tracked, Uri, Verbose, Version
-from compress.commands.exit_status import finish
+from compress.commands.exit_status import end_now, finish
 from compress.commands.options import (
     AnswerOptions,
     DecodingOptions,
@@ -139,7 +140,7 @@ def run(
         with progress.alive("loading libraries"):
             from compress.pipeline import run as run_recipe
 
-        with joined() as team:
+        with joined(partial(end_now, events)) as team:
             outcome = run_recipe(checked, out, start=start, force=force, progress=progress, team=team)
         if not team.is_first:
             return 0

@@ -13,8 +13,9 @@ from typing import Literal, NoReturn, Protocol
 import typer
 
 from foundation.core.errors import InputError, Problem
-from foundation.machine.faults import LOST, fault_of, is_lost, line_of
-from foundation.machine.parallel import FailedElsewhere, is_launched, leave
+from foundation.machine.faults import LOST, FailedElsewhere, Fault, fault_of, is_lost, line_of
+from foundation.machine.lifeline import this_process
+from foundation.machine.parallel import is_launched, leave
 
 STATUSES = {
     0: "finished, no goal missed",
@@ -74,6 +75,21 @@ def finish(work: Callable[[], int | None], verbose: bool = False, listener: List
     raise typer.Exit(status)
 
 
+def end_now(listener: Listener | None, line: str | None) -> NoReturn:
+    """Ends one of several processes at once, while its main thread waits for a process that is gone.
+
+    Args:
+        listener: Follows how the verb ends.
+        line: What is reported; None where another process reports it.
+    """
+    failure = failure_of(FailedElsewhere() if line is None else Fault(line))
+    status = _say(failure.status, False, *map(str, failure.problems))
+    if listener is not None:
+        listener.failed(failure)
+        listener.ended(status)
+    leave(status)
+
+
 @contextmanager
 def _stoppable(received: list[int]) -> Iterator[None]:
     """Within the block SIGTERM and Ctrl-C raise KeyboardInterrupt, so that half-written folders are removed.
@@ -108,10 +124,12 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(2, "input", error.problems)
     if isinstance(error, FailedElsewhere):
         return Failure(1, "internal", ())
+    if isinstance(error, Fault):
+        return Failure(2, "machine", (Problem("", str(error)),))
     if is_lost(error):
         return Failure(2, "machine", (Problem("", LOST),))
     if (fault := fault_of(error)) is not None:
-        return Failure(2, "machine", (Problem("", line_of(fault)),))
+        return Failure(2, "machine", (Problem("", line_of(fault, this_process() if is_launched() else "")),))
     line = f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)"
     return Failure(1, "internal", (Problem("", line),))
 

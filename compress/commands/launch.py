@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from foundation.core.errors import InputError
 from foundation.machine.environment import physical_cores
-from foundation.machine.parallel import WATCHED
+from foundation.machine.lifeline import WATCHED
 from foundation.machine.process import spawn
 
 FIRST_PORT, PORTS = 20000, 20000

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
@@ -18,11 +20,26 @@ _REMEDIES = {
     errno.ENOMEM: "free some memory, or use a machine with more",
 }
 _MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
-_LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process has terminated")
+_LOST = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Connection timed out",
+    "No route to host",
+    "Broken pipe",
+    "remote process has terminated",
+)
 LOST = "another process of the run is gone: it was ended, or its machine or the network failed; run the same command to continue"
 """Message if no other process knows which one failed."""
 _UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Errors that are the cause, whatever followed from them."""
+
+
+class Fault(Exception):
+    """A fault of the machines of a run; its text is the line that reports it."""
+
+
+class FailedElsewhere(Exception):
+    """Another process of the run failed first, which is reported; this one ends without a message."""
 
 
 def fault_of(error: BaseException) -> OSError | None:
@@ -48,7 +65,14 @@ def is_lost(error: BaseException) -> bool:
     return (isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)) or (above is not None and is_lost(above))
 
 
-def line_of(error: OSError) -> str:
-    """Returns the fault and its remedy."""
+def line_of(error: OSError, process: str = "") -> str:
+    """Returns the fault and its remedy.
+
+    Args:
+        error: A fault, as `fault_of` returns it.
+        process: Which of several processes has it, and where it runs: each machine has disks of its own.
+    """
     where = os.fsdecode(error.filename or "the run folder")
-    return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"
+    instead = "set TMPDIR to another folder" if Path(where).is_relative_to(tempfile.gettempdir()) else "give another --out DIR"
+    text = f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or {instead}; finished stages are kept"
+    return f"{process}: {text}" if process else text

@@ -5,6 +5,7 @@
 A launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT starts the processes. torch.distributed connects them: gloo
 between CPUs, NCCL between GPUs (one GPU per process). Every process runs the same pipeline. Process 0 decides, writes and prints. The
 others take part in the stages that train in parallel and wait during all other stages, without a timeout and without spinning (gloo).
+Whether all of them have come, and are still there, is `foundation.machine.lifeline`.
 
     rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
               number of rows of the whole batch. Losses that compare rows gather them (`foundation.training.processes.gathered`)
@@ -36,13 +37,14 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
-from foundation.machine.faults import is_lost
+from foundation.machine.faults import FailedElsewhere, Fault, is_lost
+from foundation.machine.lifeline import JOIN_S, WATCHED, Lifeline, end_here, join, wait_for_first
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,15 +56,9 @@ if TYPE_CHECKING:
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
 """Timeout of a collective: process 0 may export and serve for hours while the others wait."""
-WATCHED = "COMPRESS_WATCHED"
-"""Set in processes that `compress run --processes` has started and watches: it says itself which one was ended."""
 LINE_BYTES = 64
 """A cache line of the processor."""
 T = TypeVar("T")
-
-
-class FailedElsewhere(Exception):
-    """Another process of the run failed first, which is reported; this one ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,8 @@ class Team:
     """Whether processes that share each layer share the tokens between layers too."""
     context: int = 1
     """Neighbouring processes that share the tokens of each row; divides `size`. At most one of these three numbers is not 1."""
+    lifeline: Lifeline | None = field(default=None, compare=False, repr=False)
+    """The lines to the other processes; None in a team of one."""
 
     @property
     def is_first(self) -> bool:
@@ -318,41 +316,80 @@ def leave(status: int) -> NoReturn:
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
+def joined(ends: Callable[[str | None], Any] = end_here) -> Iterator[Team]:
     """Connects this process, for the duration of the block, with the others that the launcher started.
+
+    Args:
+        ends: Ends this process at once, after it has reported a line, if there is one: where its main thread waits for a process that is
+            gone.
 
     Raises:
         FailedElsewhere: Another process failed first, and this is reported.
+        Fault: Not all processes have come, or others are gone.
     """
     if not is_launched():
         yield ALONE
         return
     import torch
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store, rank, size = next(rendezvous("env://"))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size, timeout=FOREVER
-    )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _store(rank, size)
+    lifeline = join(store, rank, size, os.environ["MASTER_ADDR"], ends)
     try:
-        yield Team(rank, size)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size, timeout=FOREVER
+        )
+        yield Team(rank, size, lifeline=lifeline)
     except BaseException as error:
-        if _is_reported_elsewhere(error, store):
+        elsewhere = _is_reported_elsewhere(error, store, lifeline)
+        lifeline.failed()
+        if elsewhere:
             raise FailedElsewhere from error
         raise
     finally:
-        dist.destroy_process_group()
+        lifeline.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _is_reported_elsewhere(error: BaseException, store: Any) -> bool:
+def _store(rank: int, size: int) -> Any:
+    """Returns the store by which processes find each other: of process 0, or of the launcher.
+
+    Raises:
+        Fault: It cannot be reached.
+    """
+    import torch.distributed as dist
+
+    distributed: Any = dist  # whose stubs leave the store out
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not serves:
+        wait_for_first(host, port)
+    try:  # by itself it would wait for all processes, and name none; `join` counts them
+        return distributed.TCPStore(host, port, size, serves, timedelta(seconds=JOIN_S), wait_for_workers=False)
+    except distributed.DistNetworkError as error:
+        what = f"cannot serve at {host}:{port}" if serves else f"cannot reach the store at {host}:{port}"
+        raise Fault(f"process {rank} {what} ({str(error).splitlines()[0]}); give another MASTER_PORT, or start it again") from error
+
+
+def _is_reported_elsewhere(error: BaseException, store: Any, lifeline: Lifeline) -> bool:
     """Whether somebody else says why the run ends: the process that failed first, or the one that watches a process that was ended.
 
     A lost connection is not reported to the store: it may be gone with process 0, and torch writes a trace of its own about that.
+
+    Raises:
+        Fault: Processes are gone, and this one reports it.
     """
     if is_lost(error) and WATCHED in os.environ:
+        return True
+    # other errors of a collective follow from a lost process too, if one is known by now
+    end = lifeline.why() if is_lost(error) else lifeline.why(0.0) if isinstance(error, RuntimeError) else None
+    if end is not None and end.line is not None:
+        raise Fault(end.line) from error
+    if end is not None:
         return True
     try:
         failed: int = store.add("failed", 1)

@@ -54,6 +54,7 @@ from foundation.training.processes.dealing import Dealing
 from foundation.training.processes.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
 from foundation.training.processes.engine import Engine
 from foundation.training.processes.gathered import NO_ROW
+from foundation.training.processes.pace import paced
 from foundation.training.processes.pipeline import Pipeline, pipelined
 from foundation.training.processes.row_draws import row_draws
 from foundation.training.recompute import caches_casts, recomputed
@@ -258,13 +259,15 @@ class _Loop:
             progress.log(f"  {self.label}: initial weights, {self.selected_by} {self._judge(self.select):.4f}")
             self.trained.train()
         saved = last = time.monotonic()
-        with progress.bar(self.label, self.num_steps) as advance:
+        pacing = paced(self.team, self.label, self.warn, progress.log)
+        with progress.bar(self.label, self.num_steps) as advance, pacing as pace:
             advance(self.history.steps)
             while self.history.steps < self.num_steps:
                 begun, (epoch, position) = time.monotonic(), divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
                     batches = self.dealing.batches(self.rows.lengths, self.seed, epoch)
-                with profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext():
+                profiled = profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext()
+                with profiled, pace.step(len(self.team.share(batches[position]))):
                     self._step(batches[position])
                 self._look(epoch, progress)
                 advance(1)

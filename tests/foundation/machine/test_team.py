@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from foundation.core.target import Parallel
+from foundation.machine.faults import Fault
+from foundation.machine.lifeline import End
 from foundation.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_reported_elsewhere, own_lines
 from tests.problems import raises_problem
 
@@ -62,6 +64,20 @@ class Store:
 LOST = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
 
+class Line:
+    """The lines to other processes: knows why this one ends, or finds that out while it is asked."""
+
+    def __init__(self, end: End | None = None, *, later: bool = False) -> None:
+        self.end, self.later = end, later
+
+    def why(self, seconds: float = 1.0) -> End | None:
+        return self.end if seconds or not self.later else None
+
+
+FOLLOWS = RuntimeError("NCCL error: remote process exited")
+"""How another back end says that a process is gone."""
+
+
 @pytest.mark.parametrize(
     ("error", "watched", "store", "told", "asks"),
     [
@@ -77,8 +93,29 @@ def test_one_process_says_why_all_end(
     error: Exception, watched: bool, store: Store, told: bool, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
-    assert _is_reported_elsewhere(error, store) == told
+    assert _is_reported_elsewhere(error, store, Line()) == told  # type: ignore[arg-type]
     assert store.asked == asks
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "told"),
+    [
+        (LOST, Line(End(None)), True),
+        (LOST, Line(End("process 1 on b is gone"), later=True), "process 1 on b is gone"),
+        (FOLLOWS, Line(End("process 1 on b is gone")), "process 1 on b is gone"),
+        (FOLLOWS, Line(End(None)), True),
+        (FOLLOWS, Line(End("process 1 on b is gone"), later=True), False),  # an error of its own: it does not wait for another reason
+        (ValueError("bad"), Line(End("process 1 on b is gone")), False),
+        (KeyboardInterrupt(), Line(End(None)), False),
+    ],
+)
+def test_what_the_line_knows_comes_first(error: BaseException, line: Line, told: bool | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WATCHED, raising=False)
+    if isinstance(told, str):
+        with pytest.raises(Fault, match=told):
+            _is_reported_elsewhere(error, Store(0), line)  # type: ignore[arg-type]
+    else:
+        assert _is_reported_elsewhere(error, Store(0), line) == told  # type: ignore[arg-type]
 
 
 @given(offset=st.integers(1, 15), rows=st.integers(1, 9), columns=st.integers(1, 9))
