@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from export.builds import Build, Request
+    from export.divided.placement import Placement
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse
     from foundation.core.json_value import Json
@@ -67,7 +68,7 @@ DIVIDED_ROWS = 64
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 15
+    VERSION: ClassVar[int] = 16
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
     LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel", "zeros")
@@ -255,14 +256,31 @@ class Export(Stage):
 
         variant, artifact = list(context.checkpoints.items())[-1]
         name = f"{variant}-tensor-parallel-{self.tensor_parallel}"
-        folders = write(Checkpoint(artifact.path), out / name, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
+        placements, balance = self._placements(artifact) if self.expert_parallel else (None, {})
+        folders = write(Checkpoint(artifact.path), out / name, self.tensor_parallel, self._key("tensor_parallel"), placements)
         rows = gate_rows(context.data)
         rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
         found = prove(Checkpoint(artifact.path), folders, rows, context.preprocessor(artifact.path), context.task)
         sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
         same = "equal to the last bit" if found.equal else f"at most {found.max_abs:.2g} apart"
         context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found.rows} rows {same}")
-        return found.with_(variant=variant, ranks=self.tensor_parallel, folder=name, bytes=tuple(sizes))
+        if balance:
+            place = "the busiest rank reads {busiest:.2f} times the tokens of the mean, {busiest_in_order:.2f} times with experts in order"
+            context.progress.log(f"  {name}: {place.format(**balance)}")
+        return found.with_(variant=variant, ranks=self.tensor_parallel, folder=name, bytes=tuple(sizes), **balance)
+
+    def _placements(self, artifact: Artifact) -> tuple[dict[str, Placement], dict[str, float]]:
+        """Returns the experts of each rank by layer, and what the busiest rank has to do by the measured loads, if there are any."""
+        from export.divided.folder import expert_layers
+        from export.divided.placement import busiest_of_layers, in_order, measured_loads, placed
+
+        layers = expert_layers(Checkpoint(artifact.path).config)
+        plain = {name: in_order(count, self.tensor_parallel) for name, count in layers.items()}
+        loads = measured_loads(artifact.metrics, list(layers))
+        if not loads:
+            return plain, {}
+        found = {name: placed(load_E, self.tensor_parallel) for name, load_E in loads.items()}
+        return found, {"busiest": busiest_of_layers(loads, found), "busiest_in_order": busiest_of_layers(loads, plain)}
 
     def _key(self, name: str) -> str:
         """Returns the key path of a setting, for messages."""

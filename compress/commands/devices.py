@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from compress.devices.served import BITS, Load, Model, Precision, plan
+from compress.devices.served import BITS, Division, Load, Model, Precision, plan
 from compress.devices.spec import Devices, devices, shown_bytes
 from compress.devices.trained import PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
 from compress.recipe import Recipe
 from compress.run.prepare import checked_with
 from distill.distill import Distill
+from export.divided.folder import expert_layers
+from export.divided.placement import busiest_of_layers, in_order, measured_loads, placed
 from export.export import Export
 from foundation.core.errors import InputError
 from foundation.machine.parallel import Team
@@ -56,7 +58,27 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
     model = Model(last.config, _precision(last.lineage), context.facts.generates)
     found = plan(model, _load(recipe, context, streams), given)
     lines.append(f"  {last.step.id} in {model.precision}: {found.division or 'does not fit'}")
-    return [*lines, *(f"  {reason}" for reason in found.reasons)]
+    lines += [f"  {reason}" for reason in found.reasons]
+    return [*lines, *_placement(found.division, last)]
+
+
+def _placement(division: Division | None, last: PlannedStep) -> Iterator[str]:
+    """Describes how busy the devices of a mixture are, if its experts are dealt out and an earlier run measured their load."""
+    if division is None or division.experts == 1:
+        return
+    layers = expert_layers(last.config)
+    loads = measured_loads(last.cached.metrics, list(layers)) if last.cached is not None else {}
+    if not loads:
+        yield "  the load of the experts is not measured yet: run the stages before export, and plan again"
+        return
+    found = {name: placed(load_E, division.experts) for name, load_E in loads.items()}
+    plain = {name: in_order(count, division.experts) for name, count in layers.items()}
+    yield (
+        f"  placed by their measured load, experts give the busiest device {busiest_of_layers(loads, found):.2f} times the tokens of the "
+        f"mean, {busiest_of_layers(loads, plain):.2f} times in order"
+    )
+    for name, placement in found.items():
+        yield f"    {name}: {' | '.join(' '.join(map(str, experts)) for experts in placement)}"
 
 
 def _training(

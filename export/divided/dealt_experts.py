@@ -7,10 +7,14 @@ tokens are sent: one sum for each layer of experts is all that is exchanged, whe
 expert. The sums of an int8 expert equal the undivided model's; what experts return is added in float32, which is exact for two experts a
 token, and for more differs by the order of additions.
 
+Which rank holds which experts is decided when the model is divided (`export.divided.placement`).
+
 Left out: a rank for rows of its own, which would send tokens to experts instead of adding up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
@@ -36,11 +40,15 @@ class DealtExperts(nn.Module):
         return self.ranks.sum(said_ND.float()).to(said_ND.dtype)
 
 
-def hold(model: nn.Module, rank: int, ranks: int) -> None:
-    """Leaves a model with the experts of one rank, in place: experts rank * E / N up to the next rank's."""
-    for experts in separate_experts(model).values():
-        each = experts.num_experts // ranks
-        experts.hold(range(rank * each, (rank + 1) * each))
+def hold(model: nn.Module, experts: Mapping[str, Collection[int]]) -> None:
+    """Leaves a model with the experts of one rank, in place.
+
+    Args:
+        model: A model with separate experts.
+        experts: The experts that it holds by path of their module.
+    """
+    for name, module in separate_experts(model).items():
+        module.hold(experts[name])
 
 
 def with_dealt_experts(model: nn.Module, ranks: Ranks) -> None:

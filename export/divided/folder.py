@@ -5,7 +5,7 @@
       rank.safetensors             codes of quantized layers (int8, or two int4 a byte), and all other weights as they are
       quantization.json            scheme and layers, as next to every quantized checkpoint; none where it is not quantized
       quantization.safetensors     scales of what this rank holds
-      division.json                rank, number of ranks, and the layers after which ranks add up
+      division.json                rank, number of ranks, the layers after which ranks add up, and the experts that this rank holds
       tokenizer.json, ...          copies
     DIR/rank-1-of-2/ ...
 
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
 from export.divided.dealt_experts import hold
-from export.divided.rank import DIVISION, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
+from export.divided.placement import Placement
+from export.divided.rank import DIVISION, SCHEMA, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.safetensors import headers
 from foundation.core.errors import InputError
@@ -61,7 +62,7 @@ def check_division(config: PreTrainedConfig, ranks: int, key: str, whole_experts
     _refuse(ranks, lambda n: refusal(structure, n, whole_experts), key)
 
 
-def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts: bool = False) -> list[Path]:
+def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, placements: Mapping[str, Placement] | None = None) -> list[Path]:
     """Writes the folders of all ranks; returns them, in order of rank.
 
     Args:
@@ -69,11 +70,12 @@ def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts
         out: Folder to write into; made, with its parents.
         ranks: Number of ranks.
         key: Key path in the recipe, for messages.
-        whole_experts: Whether experts are dealt out.
+        placements: The experts of each rank by layer of experts, if they are dealt out whole (`expert_layers`).
 
     Raises:
         InputError: The model cannot be divided so.
     """
+    whole_experts = placements is not None
     types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint.folder, "checkpoint").values()}
     dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
     whole = load_float(checkpoint.folder, dtype or torch.float32)
@@ -86,8 +88,9 @@ def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts
         folder.mkdir(parents=True)
         held = held_of(rank, ranks)
         model = _cut_model(whole, held_by(structure, rank, ranks, whole_experts), config)
+        experts = {name: placement[rank] for name, placement in (placements or {}).items()}
         if whole_experts:
-            hold(model, rank, ranks)
+            hold(model, experts)
         here = {name for name, _ in model.named_modules()}
         own = {name: cut_scales(scales, name, held) for name, scales in layers.items() if name in here}
         rows = tuple(name for name, module in model.named_modules() if isinstance(module, nn.Linear) and (f"{name}.weight", 1) in held)
@@ -99,9 +102,15 @@ def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts
         if own:
             save_quantization(folder, own, floating)
             save_sites(folder, load_sites(checkpoint.folder))
-        write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows), "whole_experts": whole_experts})
+        division = {"rank": rank, "ranks": ranks, "rows": list(rows), "whole_experts": whole_experts, "experts": experts}
+        write_json(folder / DIVISION, {"schema": SCHEMA, **division})
         copy_files(checkpoint.folder, folder, TEXT_FILES + IMAGE_FILES)
     return folders
+
+
+def expert_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """Returns the number of experts of each layer of experts, in order; reads no weights."""
+    return {name: int(module.num_experts) for name, module in on_meta(config).named_modules() if is_stacked(module)}
 
 
 def _refuse(ranks: int, refused: Callable[[int], str | None], key: str) -> None:

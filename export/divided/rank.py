@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from foundation.schemes.scales import Scales
 from foundation.schemes.sites import apply_sites
 
 WEIGHTS, DIVISION = "rank.safetensors", "division.json"
+SCHEMA = 2
+"""Version of division.json."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Division:
     """Names of the layers that are divided along their inputs, after which the ranks add up."""
     whole_experts: bool = False
     """Whether the experts of a mixture are dealt out."""
+    experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The experts that this rank holds by layer of experts, where they are dealt out."""
 
 
 def folder_of(out: Path, rank: int, ranks: int) -> Path:
@@ -68,7 +72,7 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
         model: nn.Module = with_linears(auto_class(task, config).from_config(with_class(config, task), dtype=dtype))
     with_separate_experts(model)
     if division.whole_experts:
-        hold(model, division.rank, division.ranks)
+        hold(model, division.experts)
     quantize(model, layers)
     try:
         weights = load_file(folder / WEIGHTS)
@@ -98,9 +102,10 @@ def read_division(folder: Path) -> Division:
     """
     try:
         found = json.loads((folder / DIVISION).read_text(encoding="utf-8"))
-        if found["schema"] != 1 or not 0 <= found["rank"] < found["ranks"]:
+        if found["schema"] != SCHEMA or not 0 <= found["rank"] < found["ranks"]:
             raise ValueError(f"schema {found['schema']}, rank {found['rank']} of {found['ranks']}")
-        return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])), bool(found.get("whole_experts", False)))
+        experts = {str(name): tuple(map(int, numbers)) for name, numbers in found["experts"].items()}
+        return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])), bool(found["whole_experts"]), experts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{folder}", f"{DIVISION} cannot be used ({problem})", remedy="divide the checkpoint again") from error

@@ -94,6 +94,10 @@ class Divided(Document):
     """Median difference of a logit."""
     max_abs: Number | None = None
     """Largest difference of a logit."""
+    busiest: Number | None = None
+    """Where experts are dealt out by their measured load: tokens that the busiest rank reads, as a multiple of the mean over ranks."""
+    busiest_in_order: Number | None = None
+    """The same if experts were dealt out in order."""
 
 
 class FloatCache(Document):

@@ -14,7 +14,7 @@ Tensor names carry their shapes: N tokens, k experts of a token, E experts, D ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ class SeparateExperts(Experts):
     def __init__(self, stacked: Any) -> None:
         super().__init__()
         self.num_experts = int(stacked.num_experts)
-        self.held = range(self.num_experts)
+        self.held: Collection[int] = range(self.num_experts)
         """Experts that are here; others say nothing."""
         self.first = "gate_up_proj" if stacked.has_gate else "up_proj"
         self.has_gate, self.transposed, self.has_bias = bool(stacked.has_gate), bool(stacked.is_transposed), bool(stacked.has_bias)
@@ -78,7 +78,7 @@ class SeparateExperts(Experts):
         numbers_E = torch.arange(self.num_experts, device=top_k_index.device)
         return (top_k_index[:, :, None] == numbers_E).any(dim=1)
 
-    def hold(self, held: range) -> None:
+    def hold(self, held: Collection[int]) -> None:
         """Lets go of all experts but some, in place; those keep their numbers and names."""
         self.held = held
         for name in (self.first, LAST):

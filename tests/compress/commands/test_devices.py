@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MixtralConfig
 
+from compress.commands.devices import _placement
 from compress.commands.plan import describe
+from compress.devices.served import Division
+from compress.forecast import PlannedStep
 from compress.recipe import check
+from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
+from quantize.quantize import Quantize
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = pytest.mark.whole
@@ -74,3 +80,23 @@ def test_checkpointing_that_is_asked_for_is_counted(tmp_path: Path, monkeypatch:
     usual, full = (told(stages, "1x1GB", layers=2, **more)[1] for more in ({}, {"parallel": {"checkpointing": "full"}}))
     sizes = [float(re.search(r"activations ([\d.]+) MB", line)[1]) for line in (usual, full)]  # type: ignore[index]
     assert sizes[1] < 0.8 * sizes[0]
+
+
+def mixture(tmp_path: Path, metrics: dict[str, Any] | None) -> list[str]:
+    cached = None if metrics is None else Artifact(tmp_path, {"metrics": metrics})
+    config = MixtralConfig(
+        architectures=["MixtralForCausalLM"], num_hidden_layers=1, num_local_experts=4, hidden_size=32, intermediate_size=16
+    )
+    entry = PlannedStep(Quantize(), cached, None, config, (), 0, 0.0)
+    return list(_placement(Division(1, tensor=2, experts=2), entry))
+
+
+def test_the_experts_of_each_device_are_told_where_their_load_is_known(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts"
+    summary, layer = mixture(tmp_path, {"experts": {name: [70, 20, 5, 5]}})
+    assert "1.50 times the tokens of the mean, 1.80 times in order" in summary
+    assert layer == f"    {name}: 0 3 | 1 2"
+    for unknown in (None, {}):
+        (line,) = mixture(tmp_path, unknown)
+        assert "not measured yet" in line
+    assert list(_placement(Division(2), PlannedStep(Quantize(), None, None, MixtralConfig(), (), 0, 0.0))) == []

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from export.divided.folder import write
+from export.divided.placement import Placement
 from export.divided.rank import folder_of
 from export.divided.rank import load as load_rank
 from export.divided.ranks import Meeting
@@ -164,9 +165,11 @@ def answers(folder: Path, features: dict[str, Tensor]) -> Tensor:
         return forward(load(folder), features)
 
 
-def divided_answers(folder: Path, features: dict[str, Tensor], ranks: int, out: Path, whole_experts: bool = False) -> list[Tensor]:
+def divided_answers(
+    folder: Path, features: dict[str, Tensor], ranks: int, out: Path, placements: dict[str, Placement] | None = None
+) -> list[Tensor]:
     """Divides a checkpoint; returns the logits that every rank has."""
-    write(Checkpoint(folder), out, ranks, "export.tensor_parallel", whole_experts)
+    write(Checkpoint(folder), out, ranks, "export.tensor_parallel", placements)
     meeting = Meeting(ranks)
     models = [load_rank(folder_of(out, rank, ranks), meeting.of(rank)) for rank in range(ranks)]
     return meeting.together([lambda model=model: forward(model, features) for model in models])
