@@ -448,11 +448,15 @@ def _check_task(recipe: Recipe) -> list[Problem]:
         for stage in served
         for problem in stage.unread(row, recipe.target)
     ]
-    if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
+    kernels = served_on("kernels", generates=True, encoder_decoder=row.encoder_decoder) if row.generates else ()
+    elsewhere = recipe.target.device != "cpu" and not set(kernels) & set(recipe.target.engines)
+    if (row.generates or row.modality == "audio") and elsewhere and any(stage.vllm is None for stage in served):
         given = f"triton_repo given with target.device {recipe.target.device}"
-        remedy = ", or write a repository for vLLM with `triton_repo: {vllm: {}}`" if row.generates else ""
-        remedy = f"give target.device: cpu, {'' if remedy else 'or '}leave triton_repo out{remedy}"
-        problems.append(Problem("stages", given, f"it serves {recipe.model.task} on the cpu alone", remedy))
+        remedy = f"add {one_of(kernels)} to target.engines, " if kernels else ""
+        remedy += "leave triton_repo out, or write a repository for vLLM with `triton_repo: {vllm: {}}`" if row.generates else ""
+        remedy = f"give target.device: cpu, {remedy or 'or leave triton_repo out'}"
+        where = f"on the cpu, or with {one_of(kernels)}" if kernels else "on the cpu alone"
+        problems.append(Problem("stages", given, f"it serves {recipe.model.task} {where}", remedy))
     if row.generates and recipe.model.head == "new":
         problems.append(Problem("model.head", "new given", f"{recipe.model.task} keeps the head of the language model", "leave it out"))
     return problems

@@ -16,6 +16,9 @@ from triton_repo.served_models import ServedModel
 from triton_repo.service import Service
 from triton_repo.vllm import COMPOSE
 
+ON_KERNELS = "_kernels"
+"""Ending of the name of a repository for our own kernels."""
+
 
 def server_of(
     repository: Path,
@@ -38,10 +41,10 @@ def server_of(
     Raises:
         InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
     """
-    if is_for_gpus(repository):
-        raise InputError(
-            f"{repository}", "this repository is for GPUs and is served in NVIDIA's container", remedy=f"see {repository / 'README.md'}"
-        )
+    kernels = repository.with_name(f"{repository.name}{ON_KERNELS}")
+    if is_for_gpus(repository) or (not repository.exists() and kernels.exists()):
+        there = repository if repository.exists() else kernels
+        raise InputError(f"{there}", "this repository is for GPUs and is served in NVIDIA's container", remedy=f"see {there / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}", "holds no model", remedy="give a model_repository folder that the triton_repo stage wrote")
     unknown = sorted({model.folder for model in models or ()} - set(model_names(repository)))

@@ -13,6 +13,7 @@ within the limits of `foundation.standalone.tolerance`; otherwise the stage fail
 figures are in triton.json, with the logits next to it.
 
 For a GPU target `triton_repo.gpu.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
+Of a language model a GPU serves what `torch_kernels_decoder` runs: `triton_repo.generation.layout` writes it as `model_repository_kernels`.
 The repository of a divided model (`export.tensor_parallel`) is written by `triton_repo.divided`, for where its devices are.
 The repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
 """
@@ -32,6 +33,7 @@ from foundation.artifacts.exported import Exported
 from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError, Problem
+from foundation.core.named import one_of
 from foundation.core.target import Target
 from foundation.labels.facts import Facts
 from foundation.labels.tasks import tasks_with
@@ -50,6 +52,7 @@ from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
 from triton_repo.queueing import Queue
+from triton_repo.serving import ON_KERNELS
 from triton_repo.towers import beside_the_other, with_both_towers
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
@@ -60,10 +63,11 @@ if TYPE_CHECKING:
 
     from foundation.core.json_value import Json
     from foundation.stage.context import Context
+    from triton_repo.generation.config import LanguageSettings
     from triton_repo.layout import Served
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
-KERNEL_REPOSITORY = "model_repository_kernels"
+KERNEL_REPOSITORY = f"{REPOSITORY}{ON_KERNELS}"
 RANKS_REPOSITORY = "model_repository_ranks"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
@@ -71,12 +75,15 @@ STREAMS = 8
 """Concurrent answers at which the server of a language model is compared with its engine, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
+ANSWERING = served_on("kernels", generates=True)
+"""Engines on our own kernels that answer prompts."""
+QUEUED_FOR = f"it is for language models that are served on the cpu or by {one_of(ANSWERING)}"
 
 
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 8
+    VERSION: ClassVar[int] = 9
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
     LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", "audit", *QUEUED)
@@ -131,7 +138,7 @@ class TritonRepo(Stage):
             (task.generates, SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
             (task.two_towers, ("tune",), "two models are served, of which it would tune one"),
             (not task.tags, ("aggregation",), f"it is for {tasks_with(lambda row: row.tags)}"),
-            (not task.generates or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
+            (not task.generates or not (target.device == "cpu" or set(ANSWERING) & set(target.engines)), QUEUED, QUEUED_FOR),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
@@ -197,6 +204,8 @@ class TritonRepo(Stage):
         """
         if self.vllm is not None and context.target.device == "cuda":
             results = Results(schema_=SCHEMA, layout="single", models=(self._write_vllm(parent, context, out / REPOSITORY),))
+        elif context.target.device == "cuda" and context.facts.generates:
+            results = Results(schema_=SCHEMA, layout="single")
         elif context.target.device == "cuda":
             gpu, layout = self._write_gpu(parent, context, out / REPOSITORY)
             results = Results(schema_=SCHEMA, layout=layout, models=(gpu,))
@@ -295,24 +304,27 @@ class TritonRepo(Stage):
     def _write_language(self, parent: Artifact, context: Context, out: Path) -> Results:
         """The same for language models, which stream their answers."""
         from triton_repo.generation.check import measure
-        from triton_repo.generation.layout import write_language_repository
         from triton_repo.layout import served_models
 
         models = served_models(parent, self._engines(parent.path, context))
-        batch_sizes, most = context.target.batch_sizes, self.max_batch_size
-        written = write_language_repository(
-            out / REPOSITORY,
-            models,
-            batch_sizes=batch_sizes,
-            max_batch_size=most,
-            proposals=self.proposals,
-            max_waiting=self.max_waiting,
-            request_seconds=self.request_seconds,
-        )
-        settings = {one.name: one for one in written}
+        settings = {one.name: one for one in self._write_answering(out / REPOSITORY, models, context)}
 
         return self._results(
             models, lambda model: measure(model, settings[model.name], out / REPOSITORY, context, self._streams()).with_(reason=None)
+        )
+
+    def _write_answering(self, folder: Path, models: list[Served], context: Context) -> list[LanguageSettings]:
+        """Writes a repository of models that answer prompts; returns the settings of each."""
+        from triton_repo.generation.layout import write_language_repository
+
+        return write_language_repository(
+            folder,
+            models,
+            batch_sizes=context.target.batch_sizes,
+            max_batch_size=self.max_batch_size,
+            proposals=self.proposals,
+            max_waiting=self.max_waiting,
+            request_seconds=self.request_seconds,
         )
 
     def _results(self, models: Sequence[Served], measured: Callable[[Served], TritonModel]) -> Results:
@@ -347,17 +359,26 @@ class TritonRepo(Stage):
         return _unmeasured(entry, written.reason), written.layout
 
     def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> TritonModel | None:
-        """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
+        """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one.
+
+        Raises:
+            InputError: There is none, and nothing else serves a language model on this target.
+        """
         from triton_repo.config import Scheduling
         from triton_repo.gpu.kernels import NOT_RUN as NOT_SERVED
-        from triton_repo.gpu.kernels import write_kernel_repository
-        from triton_repo.layout import EXPORTED
+        from triton_repo.gpu.kernels import build_on_kernels, write_kernel_repository
+        from triton_repo.layout import served_build
 
-        runs = [(build, entry) for build in read(Exported, parent.path / EXPORTED).builds for entry in build.engines if entry.runnable]
-        able = [(build, entry) for build, entry in runs if ENGINES[entry.engine].serves == "kernels"]
-        if not able:
+        found = build_on_kernels(parent.path)
+        if found is None:
+            if context.facts.generates and context.target.device == "cuda" and self.vllm is None:
+                raise InputError("target.engines", f"{one_of(ANSWERING)} runs no build", "export.json says why", f"leave out {self.title}")
             return None
-        build, entry = able[-1]
+        build, entry = found
+        if context.facts.generates:
+            model = served_build(parent.path, build, entry)
+            self._write_answering(folder, [model], context)
+            return _unmeasured(model.entry, NOT_SERVED)
         written = write_kernel_repository(
             folder,
             parent.path,
@@ -420,6 +441,8 @@ class TritonRepo(Stage):
 
     def _writes_plans(self, context: Context) -> bool:
         """Whether a repository for TensorRT is written."""
+        if context.facts.generates:
+            return False
         on_gpu = context.target.device == "cuda"
         return self.vllm is None if on_gpu else bool(set(served_on("cuda")) & set(context.target.engines))
 

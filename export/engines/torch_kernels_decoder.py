@@ -10,11 +10,12 @@ the place of those that end.
 Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, as for `torch_kernels`.
 
 Left out: float builds, w4a8-block and fp8; a search with beams; caches in less than what is float; proposals of tokens; models that
-`export.fused.decoder.parts` lists. No Triton repository serves it.
+`export.fused.decoder.parts` lists.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +88,7 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         return
     with writing(folder) as temporary:
         write_decoder(plan, temporary / FILE)
+        shutil.copyfile(request.checkpoint.folder / "config.json", temporary / "config.json")
         write_text_files(request.checkpoint, temporary)
         write_generation_config(request.checkpoint, temporary)
     for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):

@@ -5,6 +5,7 @@ On a GPU the passes are recorded (`graphs`) and the tiles measured (`tuning`); i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,6 +25,22 @@ from export.fused.tuning import tuner
 from foundation.core.arrays import Features
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+def device_here(ordinal: int | None = None) -> str:
+    """Returns the device that a served model runs on.
+
+    Args:
+        ordinal: Number of the GPU; None: the current one of this thread.
+
+    Raises:
+        RuntimeError: There is no GPU, and kernels are not interpreted.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no NVIDIA GPU; start the container with --gpus all")
+    return f"cuda:{torch.cuda.current_device() if ordinal is None else ordinal}"
 
 
 class Runner:

@@ -5,14 +5,12 @@ Needs torch, the Triton language, safetensors and numpy. With TRITON_INTERPRET=1
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from export.fused.runner import Runner
+from export.fused.runner import Runner, device_here
 
 PLAN = "plan.safetensors"
 
@@ -31,12 +29,8 @@ class Engine:
     """
 
     def __init__(self, folder: Path, mode: str, batch_sizes: Sequence[int], properties: Mapping[str, str]) -> None:
-        interprets = os.environ.get("TRITON_INTERPRET") == "1"
-        if not interprets and not torch.cuda.is_available():
-            raise RuntimeError("torch finds no NVIDIA GPU; start the container with --gpus all")
-        device = "cpu" if interprets else f"cuda:{torch.cuda.current_device()}"
         lengths = [int(length) for length in properties["lengths"].split()]
-        self._runner = Runner(folder / PLAN, device, properties["float_precision"], batch_sizes, lengths)
+        self._runner = Runner(folder / PLAN, device_here(), properties["float_precision"], batch_sizes, lengths)
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Compiles kernels, measures tiles and records the passes of every size, which for rows without padding is not their shape."""

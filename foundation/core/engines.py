@@ -146,6 +146,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("int8",),
         probed=True,
         generates="decoder",
+        serves="kernels",
     ),
     # rows are added above this line
 }
@@ -164,7 +165,7 @@ def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = F
     """Returns the engines that the Triton repository serves on a device, the default one first.
 
     Args:
-        device: cpu or cuda.
+        device: cpu, or cuda for plans; kernels for our own kernels, which have a repository of their own.
         generates: For tasks whose answers are tokens.
         encoder_decoder: For those whose model is an encoder-decoder.
     """

@@ -29,7 +29,7 @@ CLEARLY = 0.1
 def engines_that_answer(
     exported: Path, latency: Path | None, target: Target, goals: Goals, scale: tuple[str, float] | None, *, proposed: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the engines of each build that answer prompts, by the build's folder, the one to serve first.
+    """Returns the engines of each build that answer prompts on the CPU, by the build's folder, the one to serve first.
 
     Args:
         exported: Folder of export.json.
@@ -44,7 +44,7 @@ def engines_that_answer(
     for build in read(Exported, exported / EXPORTED).builds:
         entries: dict[str, Engine] = {}
         for entry in build.engines:
-            if entry.runnable and ENGINES[entry.engine].generates:
+            if entry.runnable and ENGINES[entry.engine].generates and ENGINES[entry.engine].serves == "cpu":
                 entries.setdefault(entry.engine, entry)
         order = list(entries)  # the order of the target, in which export.json lists them
         rates = {name: rate(rows, build, entry) for name, entry in entries.items()} if target.serve == "fastest" else {}

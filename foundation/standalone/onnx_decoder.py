@@ -61,9 +61,22 @@ class OnnxDecoder:
         """Most tokens of a text."""
         self.vocabulary = int(next(one for one in self.session.get_outputs() if one.name == "logits").shape[1])
 
+    @property
+    def part(self) -> int:
+        """Most tokens of a prompt that are read at once."""
+        return PART
+
     def texts(self) -> Texts:
         """Returns a cache without a text."""
         return Texts(self)
+
+    def beams(self, before: Sequence[int]) -> Beams:
+        """Returns the beams of a search behind these tokens, in a cache of their own."""
+        return Beams(self, before)
+
+    def groups(self, prompts: Sequence[NDArray[np.int64]]) -> Iterator[Sequence[NDArray[np.int64]]]:
+        """Yields prompts that are read together, in their order; see `together`."""
+        return together(prompts)
 
 
 def session_options(properties: Mapping[str, str]) -> Any:

@@ -1,7 +1,11 @@
 """A stand-in for the module that the server gives its Python models. It imports nothing of ours: processes without our packages load it."""
 
+import threading
 import types
 from typing import ClassVar
+
+FINAL = 1
+"""Flag of the last response to a request."""
 
 
 class Tensor:
@@ -18,11 +22,66 @@ class Response:
 
 
 class TritonError(Exception):
-    INTERNAL, INVALID_ARG = 1, 2
+    INTERNAL, INVALID_ARG, UNAVAILABLE = 1, 2, 3
 
     def __init__(self, message, code=None):
         super().__init__(message)
         self.code = code
+
+
+class Logger:
+    """Keeps warnings."""
+
+    warnings: ClassVar = []
+
+    @classmethod
+    def log_warn(cls, line):
+        cls.warnings.append(line)
+
+
+class Sender:
+    """Takes the responses to one request of a decoupled model; `first` and `last` are set as they come."""
+
+    def __init__(self):
+        self.responses, self.cancelled = [], False
+        self.first, self.last = threading.Event(), threading.Event()
+
+    def send(self, response, flags=0):
+        assert not self.last.is_set()
+        self.responses.append(response)
+        self.first.set()
+        if flags == FINAL:
+            self.last.set()
+
+    def is_cancelled(self):
+        return self.cancelled
+
+
+class Given:
+    """An input of such a request."""
+
+    def __init__(self, name, array):
+        self._name, self._array = name, array
+
+    def name(self):
+        return self._name
+
+    def as_numpy(self):
+        return self._array
+
+
+class Request:
+    """A request to a decoupled model."""
+
+    def __init__(self, **arrays):
+        self.sender = Sender()
+        self._inputs = [Given(name, array) for name, array in arrays.items()]
+
+    def inputs(self):
+        return self._inputs
+
+    def get_response_sender(self):
+        return self.sender
 
 
 class Metric:
@@ -56,6 +115,7 @@ class MetricFamily:
 def stand_in() -> types.ModuleType:
     module = types.ModuleType("triton_python_backend_utils")
     module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
-    module.MetricFamily = MetricFamily
+    module.MetricFamily, module.Logger = MetricFamily, Logger
+    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     module.get_input_tensor_by_name = lambda request, name: request.get(name)
     return module

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers import GPT2Config
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -13,9 +14,11 @@ from foundation.labels.classes import ClassIds
 from foundation.measure.answers import save_predictions
 from foundation.stage.context import Context
 from foundation.standalone.response import RESPONSES
+from tests.problems import raises_problem
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers, ServedWrong
+from triton_repo.config import from_text
 from triton_repo.gpu.plan_files import SCHEMA
 from triton_repo.gpu.settings import Gpu
 from triton_repo.serving import server_of
@@ -71,6 +74,57 @@ def test_an_engine_on_our_kernels_has_a_repository_of_its_own(tmp_path, no_serve
     assert "max_batch_size: 16" in config
     assert "KIND_GPU" in config
     assert (folder / "quantize-int8" / "1" / "plan.safetensors").read_bytes() == b"a plan"
+
+
+def on_kernels(root: Path, *precisions: str) -> Artifact:
+    """An export with a decoder that our kernels run, without any weight."""
+    builds, names = [], {"engine": "torch_kernels_decoder", "mode": "packed", "runnable": True}
+    for variant in ("first", "last"):
+        folder = root / f"{variant}-int8" / "torch-kernels-decoder"
+        folder.mkdir(parents=True)
+        (folder / "plan.safetensors").write_bytes(variant.encode())
+        GPT2Config(vocab_size=50, n_positions=24, bos_token_id=1, eos_token_id=2).save_pretrained(folder)
+        file = f"{variant}-int8/torch-kernels-decoder/plan.safetensors"
+        engines = [{**names, "float_precision": floating, "file": file} for floating in precisions]
+        builds.append({"variant": variant, "precision": "int8", "folder": f"{variant}-int8", "engines": engines})
+    (root / "export.json").write_text(json.dumps({"schema": 1, "builds": builds}))
+    return Artifact(root, {"id": "export", "digest": "0"})
+
+
+def test_a_decoder_on_our_kernels_is_all_that_a_gpu_serves_of_a_language_model(tmp_path, no_server):
+    given = replace(
+        context(tiny.TEXTS, tmp_path, device="cuda", engines=("torch_kernels_decoder",), batch_sizes=(1, 16)), task="text-generation"
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    stage = TritonRepo(max_waiting=7)
+    assert stage.depends(given) is None
+    assert stage.run(on_kernels(tmp_path / "export", "fp16", "fp32"), given, out) == {"models": []}
+    assert sorted(path.name for path in out.iterdir()) == ["model_repository_kernels", "triton.json"]
+    told = json.loads((out / "triton.json").read_text())["kernels"]
+    assert (told["model"], told["engine"], told["mode"], told["float_precision"]) == (
+        "last-int8",
+        "torch_kernels_decoder",
+        "packed",
+        "fp16",  # the recommended mode is listed first
+    )
+    assert (told["metrics"], told["reason"].startswith("written, not run")) == ({}, True)
+    folder = out / "model_repository_kernels" / "last-int8"
+    config = from_text((folder / "config.pbtxt").read_text())
+    values = {name: config.parameters[name].string_value for name in ("max_running", "max_waiting", "context", "vocabulary", "properties")}
+    assert values == {
+        "max_running": "16",
+        "max_waiting": "7",
+        "context": "24",
+        "vocabulary": "50",
+        "properties": '{"float_precision": "fp16"}',
+    }
+    assert (folder / "1" / "kernels" / "plan.safetensors").read_bytes() == b"last"
+    with pytest.raises(InputError, match=r"model_repository_kernels: this repository is for GPUs .* NVIDIA's container"):
+        server_of(out / "model_repository", tmp_path / "log")
+    (tmp_path / "none").mkdir()
+    with raises_problem("target.engines", "torch_kernels_decoder runs no build", "export.json"):
+        stage.run(on_kernels(tmp_path / "empty"), given, tmp_path / "none")
 
 
 def test_what_is_served_is_part_of_the_cache_key(tmp_path, no_server):

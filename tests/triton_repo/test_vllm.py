@@ -223,6 +223,8 @@ def recipe(task: str = "text-generation", stages: list[Any] | None = None, **tar
 def test_recipes_on_both_devices() -> None:
     assert recipe(device="cuda", engines=["onnxruntime"]).stages[-1].vllm == Vllm()
     assert recipe(device="cpu", engines=["openvino_genai"]).stages[-1].vllm == Vllm()
+    kernels: Any = {"device": "cuda", "engines": ["torch_kernels_decoder"]}
+    assert recipe(stages=[*BEFORE, {"triton_repo": {"max_waiting": 3}}], **kernels).stages[-1].max_waiting == 3
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,8 @@ def test_recipes_on_both_devices() -> None:
         ({"stages": [*BEFORE, {"triton_repo": {"vllm": {"gpus": 2}}}]}, "gpus"),
         (
             {"stages": [*BEFORE, {"triton_repo": {}}], "device": "cuda", "engines": ["onnxruntime"]},
-            "write a repository for vLLM with `triton_repo: {vllm: {}}`",
+            "it serves text-generation on the cpu, or with torch_kernels_decoder: give target.device: cpu, add torch_kernels_decoder to "
+            "target.engines, leave triton_repo out, or write a repository for vLLM with `triton_repo: {vllm: {}}`",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; for its inputs see `served.request`.
+"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process, or one on each GPU; for its inputs see
+`served.request`.
 
 The map `parameters` holds what may be changed in a deployment:
 
@@ -6,6 +7,7 @@ The map `parameters` holds what may be changed in a deployment:
     max_running       places: answers that run at once, with all beams of a search (1 for a decoder in stateful mode)
     max_waiting       requests that wait; a further one is refused
     request_seconds   most time for an answer, with the time that its request waits
+    cache_tokens      on GPUs: tokens of all running texts that keys and values have room for; 0: what fits into the memory that is free
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class LanguageSettings:
 
     name: str
     mode: str
-    """paged, stateful or batched."""
+    """paged, stateful, batched or packed."""
     architecture: Literal["decoder", "encoder_decoder"]
     properties: Mapping[str, str]
     """Compile properties, the same as in the evaluation."""
@@ -65,6 +67,8 @@ class LanguageSettings:
     """Proposed tokens: `tokens` at once, `draft` (whether `draft/` does, else the text), its `properties`; empty: nothing does."""
     max_waiting: int = MAX_WAITING
     request_seconds: float = REQUEST_SECONDS
+    on_gpus: bool = False
+    """Whether a process runs on each GPU that the server sees, in place of one on the CPU."""
 
 
 def language_config(settings: LanguageSettings) -> pb.ModelConfig:
@@ -82,7 +86,8 @@ def language_config(settings: LanguageSettings) -> pb.ModelConfig:
         config.input.add(name=one.name, data_type=pb.DataType.Value(one.datatype), dims=[1], optional=True)
     for name, (datatype, size, _) in OUTPUTS.items():
         config.output.add(name=name, data_type=pb.DataType.Value(datatype), dims=[size])
-    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    kinds = pb.ModelInstanceGroup
+    config.instance_group.add(kind=kinds.KIND_GPU if settings.on_gpus else kinds.KIND_CPU, count=1)
     for name, value in parameters(settings).items():
         config.parameters[name].string_value = value
     return config
@@ -106,5 +111,6 @@ def parameters(settings: LanguageSettings) -> dict[str, str]:
         "request_seconds": f"{settings.request_seconds:g}",
         "special": json.dumps(dict(settings.special), sort_keys=True),
         "properties": json.dumps(dict(settings.properties), sort_keys=True),
+        **({"cache_tokens": "0"} if settings.on_gpus else {}),
         **({"proposals": json.dumps(dict(settings.proposals), sort_keys=True)} if settings.proposals else {}),
     }

@@ -1,12 +1,13 @@
 """Writes the model repository of language models: one folder for each exported build, with all that its answers need.
 
-    model_repository/
+    model_repository/, or model_repository_kernels/ for our kernels
       README.md
       <variant>-<precision>/
         config.pbtxt
-        1/  model.py request.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads), onnx/ (ONNX Runtime)
-                                                      or seq2seq/ (of an encoder-decoder)
+        1/  model.py request.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads), onnx/ (ONNX Runtime),
+                                                      seq2seq/ (of an encoder-decoder) or kernels/ (plan.safetensors)
             draft/                                      the draft model that proposes tokens, if there is one
+            kernel_decoder.py  packages/                of kernels: what runs the plan, and our modules that it imports
 
 Mode and properties come from export.json, so the server runs exactly what was evaluated.
 """
@@ -14,6 +15,7 @@ Mode and properties come from export.json, so the server runs exactly what was e
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,12 +39,13 @@ from foundation.standalone import (
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
-from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
+from triton_repo.generation.config import LanguageSettings, language_config
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.generation.served.request import FIELDS
+from triton_repo.generation.readme import readme
 from triton_repo.layout import VERSION, Served
+from triton_repo.own_modules import ROOT, modules
 
-GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
+GENAI, ONNX, SEQ2SEQ, KERNELS, DRAFT, PACKAGES = "genai", "onnx", "seq2seq", "kernels", "draft", "packages"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
 FILES = ("model.py", "request.py", "answer.py", "engine.py", "guests.py", "messages.py", "opened.py", "outbox.py")
@@ -60,11 +63,19 @@ class Parts:
     files: tuple[str, ...]
     standalone: tuple[ModuleType, ...] = ()
     """Modules of `foundation.standalone`."""
+    ours: tuple[str, str] | None = None
+    """A module of another package of ours, and its name in the folder; what it imports comes along. Such models run on GPUs."""
 
 
 PARTS = {
     "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, stretches)),
     "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", *LOGITS), (onnx_decoder, decoding_rules)),
+    "torch_kernels_decoder": Parts(
+        KERNELS,
+        ("kernels.py", "batched.py", *LOGITS),
+        (decoding_rules,),
+        ours=("export/fused/decoder/served.py", "kernel_decoder.py"),
+    ),
     "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", *LOGITS), (encoder_decoder, openvino_request, decoding_rules)),
 }
 """Keyed by engine."""
@@ -100,12 +111,13 @@ def write_language_repository(
     written = []
     for model in models:
         config, encodes = Checkpoint(model.file.parent).config, ENGINES[model.engine.engine].generates == "encoder-decoder"
-        at_once = model.engine.mode in ("paged", "batched") or encodes
+        on_gpus = PARTS[model.engine.engine].ours is not None
+        at_once = model.engine.mode in ("paged", "batched") or encodes or on_gpus
         settings = LanguageSettings(
             name=model.name,
             mode=model.engine.mode,
             architecture="encoder_decoder" if encodes else "decoder",
-            properties=model.engine.properties,
+            properties={**model.engine.properties, **({"float_precision": str(model.engine.float_precision)} if on_gpus else {})},
             context=most_tokens(config.get_text_config()) or UNLIMITED_CONTEXT,
             vocabulary=int(config.get_text_config().vocab_size),
             max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if at_once else 1,
@@ -113,6 +125,7 @@ def write_language_repository(
             proposals=_proposals(model) if proposals else {},
             max_waiting=max_waiting,
             request_seconds=request_seconds,
+            on_gpus=on_gpus,
         )
         _write_model(out / model.name, model, settings)
         written.append(settings)
@@ -149,83 +162,19 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
     for module in (*STANDALONE, *parts.standalone):
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
+    for source, place in _brought(parts):
+        (version / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, version / place)
     shutil.copytree(model.file.parent, version / parts.folder)
     if settings.proposals.get("draft") and model.engine.speculation is not None:
         shutil.copytree((model.root / model.engine.speculation["file"]).parent, version / DRAFT)
 
 
-def readme(models: list[LanguageSettings]) -> str:
-    """Returns the README of the repository."""
-    lines = "\n".join(
-        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.request_seconds:g} | {model.context} "
-        f"| {_proposing(model)} |"
-        for model in models
-    )
-    fields = [(field.name, field.datatype, 1, f"{field.allowed} | {field.meaning}") for field in FIELDS]
-    inputs = "\n".join(_row(*row) for row in [*((name, type, size, f"| {text}") for name, (type, size, text) in PROMPTS.items()), *fields])
-    outputs = "\n".join(_row(name, *about) for name, about in OUTPUTS.items())
-    return _README.format(lines=lines, inputs=inputs, outputs=outputs, name=models[0].name)
-
-
-def _proposing(model: LanguageSettings) -> str:
-    if not model.proposals:
-        return "nothing"
-    return f"{'a draft' if model.proposals['draft'] else 'the text'}, {model.proposals['tokens']} at once"
-
-
-def _row(name: str, datatype: str, size: int, meaning: str) -> str:
-    return f"| `{name}` | {datatype.removeprefix('TYPE_').lower()} [{'n' if size < 0 else size}] | {meaning} |"
-
-
-_README = """\
-# Language models for Triton Inference Server, CPU
-
-| model | mode | answers at once | waiting requests | seconds for an answer | context | proposes tokens |
-|---|---|---|---|---|---|---|
-{lines}
-
-The models stream: each request gets one response for each piece of its answer. `paged`, `batched`: the model answers several requests
-at once (continuous batching). `stateful`: one request after the other, because its attention needs it; an encoder-decoder answers those
-together that wait together. Each beam of a search takes the place of an answer, and the search waits until all of them fit. A request that
-finds the queue full is refused, and so is a search with more beams than places. The numbers are `parameters` in config.pbtxt.
-
-Inputs; one prompt is needed, all else may be left out:
-
-| input | type | allowed | meaning |
-|---|---|---|---|
-{inputs}
-
-Outputs:
-
-| output | type | meaning |
-|---|---|---|
-{outputs}
-
-To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`, `tokenizers`, `jinja2`,
-for `batched` also `onnxruntime`, and `llguidance` for JSON_SCHEMA and REGEX. In a Triton container with the Python backend:
-
-    pip install 'numpy<2' openvino openvino-genai tokenizers jinja2 onnxruntime llguidance
-    tritonserver --model-repository=/models --disable-auto-complete-config
-
-With curl:
-
-    curl -N http://127.0.0.1:8000/v2/models/{name}/generate_stream -d '{{"TEXT": "Once upon a time", "MAX_TOKENS": 40}}'
-
-In Python:
-
-    import queue, numpy as np, tritonclient.grpc as grpc
-    answers, client = queue.Queue(), grpc.InferenceServerClient("127.0.0.1:8001")
-    text, most = grpc.InferInput("TEXT", [1], "BYTES"), grpc.InferInput("MAX_TOKENS", [1], "INT32")
-    text.set_data_from_numpy(np.array([b"Once upon a time"], dtype=object))
-    most.set_data_from_numpy(np.array([40], dtype=np.int32))
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    client.async_stream_infer("{name}", [text, most])
-    while True:
-        result, error = answers.get()
-        if error:
-            raise error
-        print(result.as_numpy("TEXT")[0].decode(), end="", flush=True)
-        if result.as_numpy("FINISH_REASON") is not None:
-            break
-    client.stop_stream()
-"""
+def _brought(parts: Parts) -> Iterator[tuple[Path, str]]:
+    """Yields the files of our other packages that a model needs, and their places in its folder."""
+    if parts.ours is None:
+        return
+    start, name = parts.ours
+    yield ROOT / start, name
+    for path in modules(ROOT / start, ROOT):
+        yield path, f"{PACKAGES}/{path.relative_to(ROOT).as_posix()}"

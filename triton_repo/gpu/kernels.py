@@ -13,6 +13,8 @@ What a server needs of ours is found by following the imports of `export/fused/s
 Kernels are compiled, tiles measured and passes recorded where the model starts, on its GPU: there is nothing to build, and nothing fits one
 GPU only.
 
+Language models are written by `triton_repo.generation.layout`.
+
 Left out: AOTInductor packages for Triton's PyTorch backend, which is beta there; starting the server, which is done where the GPU is.
 """
 
@@ -22,18 +24,33 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from foundation.artifacts.exported import Build, Engine
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Build, Engine, Exported
 from foundation.artifacts.triton import TritonModel
+from foundation.core.engines import ENGINES
 from foundation.standalone import long_text, preprocess, response, windows
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import ModelSettings, Scheduling
-from triton_repo.layout import beside, warm_up_rows
+from triton_repo.layout import EXPORTED, beside, warm_up_rows
 from triton_repo.own_modules import ROOT, modules, write_model
 
 SERVED = "export/fused/served.py"
 PLAN = "plan.safetensors"
 PACKAGES = "torch triton safetensors tokenizers pillow 'numpy<2'"
 NOT_RUN = "written, not run: it is served in NVIDIA's container, where there is a GPU"
+
+
+def build_on_kernels(exported: Path) -> tuple[Build, Engine] | None:
+    """Returns the last build that an engine on our own kernels runs, and the recommended mode of this engine; None without one.
+
+    Args:
+        exported: Folder of export.json.
+    """
+    for build in reversed(read(Exported, exported / EXPORTED).builds):
+        for entry in build.engines:
+            if entry.runnable and ENGINES[entry.engine].serves == "kernels":
+                return build, entry
+    return None
 
 
 def write_kernel_repository(

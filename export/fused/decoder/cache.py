@@ -103,9 +103,10 @@ class Cache:
             raise InputError("tokens, slots", f"{tokens} and {slots} given", "at least 1 token, in pages of at least 1, is allowed")
         pages = cdiv(tokens, slots)
         everything = range(1, pages + 1)
-        self._free = list(reversed(list(everything if order is None else order)))
-        if sorted(self._free) != list(everything):
-            raise InputError("order", f"{self._free[::-1]} given", f"every page from 1 to {pages} is allowed once")
+        self._order = list(everything if order is None else order)
+        if sorted(self._order) != list(everything):
+            raise InputError("order", f"{self._order} given", f"every page from 1 to {pages} is allowed once")
+        self.clear()
         self._longest = min(longest or plan.longest, plan.longest)
         self._slots, self._width = slots, cdiv(self._longest, slots)
         shapes = [(pages + 1, slots, block.key_heads, block.head_dim) for block in plan.blocks]
@@ -156,6 +157,10 @@ class Cache:
         """Gives the pages of a text back."""
         self._free += reversed(text.pages)
         text.pages, text.length = [], 0
+
+    def clear(self) -> None:
+        """Frees every page, whichever text had it: texts of before are none any more."""
+        self._free = self._order[::-1]
 
     def pages(self, layer: int, new: New) -> Pages:
         """Returns keys and values of a layer for new tokens."""

@@ -45,7 +45,8 @@ class DecoderRunner:
     def __init__(self, path: Path, device: str, float_precision: str) -> None:
         self.device, self.float_precision = torch.device(device), float_precision
         self._on_gpu = self.device.type == "cuda"
-        self._decoder = Decoder(read_decoder(path), self.device, DTYPES[float_precision], tuner(self.device) if self._on_gpu else None)
+        self.dtype = DTYPES[float_precision]
+        self._decoder = Decoder(read_decoder(path), self.device, self.dtype, tuner(self.device) if self._on_gpu else None)
 
     @property
     def plan(self) -> DecoderPlan:
@@ -86,8 +87,16 @@ class DecoderRunner:
         Args:
             lengths: Tokens of the longest texts that there is room for at once, answers included.
         """
-        room = sum(cdiv(length, SLOTS) * SLOTS for length in lengths)
-        return Texts(self._decoder, room, record_on_gpu if self._on_gpu else None, longest=max(lengths, default=None))
+        return self.texts_within(sum(cdiv(length, SLOTS) * SLOTS for length in lengths), max(lengths, default=None))
+
+    def texts_within(self, tokens: int, longest: int | None) -> Texts:
+        """Returns a cache without a text.
+
+        Args:
+            tokens: Tokens that all texts together have room for; whole pages.
+            longest: Most tokens of a text; None: what the model reads.
+        """
+        return Texts(self._decoder, tokens, record_on_gpu if self._on_gpu else None, longest=longest)
 
     def on_device(self) -> AbstractContextManager[object]:
         """The Triton language launches on the current device, wherever its tensors are."""

@@ -125,6 +125,11 @@ class Texts:
             self.cache.drop(self._texts[number])
         self._texts = kept
 
+    def clear(self) -> None:
+        """Drops every text, also those that an error has stopped halfway; recordings stay."""
+        self._texts = []
+        self.cache.clear()
+
 
 def greedy(texts: Texts, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """Returns the most likely tokens behind each prompt, as many of each; the texts stay in the cache without their last token."""

@@ -50,6 +50,12 @@ def test_another_engine_serves_where_it_is_clearly_faster(factor: float, first: 
     assert order(tmp_path, [entry(GENAI), entry(ONNX)], rows) == (first, *({GENAI, ONNX} - {first}))
 
 
+def test_engines_that_no_server_on_the_cpu_runs_are_left_out(tmp_path: Path) -> None:
+    kernels = "torch_kernels_decoder"
+    assert order(tmp_path, [entry(kernels), entry(GENAI)], [row(kernels, 900), row(GENAI, 100)]) == (GENAI,)
+    assert order(tmp_path, [entry(kernels)], None) == ()
+
+
 def test_no_load_outweighs_another() -> None:
     rows, engine = [VariantSpeed(**row(GENAI, 10)), VariantSpeed(**row(GENAI, 1000))], Engine(**entry(GENAI))
     built = Build(variant="a", precision="w4a16", float_precision="fp32")

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.export.conftest import interpreted as interpreted  # a fixture
 from tests.triton_repo.generation.served_language import language_server
 from triton_repo.service import Service
 

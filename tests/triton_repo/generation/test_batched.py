@@ -24,7 +24,6 @@ from tests.export.engines.test_onnxruntime_decoder import folder
 from tests.export.generation.genai_checkpoints import prompts, tokenizer
 from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.triton_repo.generation.test_engine import Client
-from triton_repo.generation.served import batched as batching
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
 from triton_repo.generation.served.batched import Batched
@@ -40,8 +39,7 @@ PART = 16
 
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (onnx_decoder, batching):
-        monkeypatch.setattr(place, "PART", PART)
+    monkeypatch.setattr(onnx_decoder, "PART", PART)
 
 
 class Paused(Batched):
@@ -239,7 +237,7 @@ def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) ->
 
 def test_logits_that_are_no_numbers_end_a_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = prompts((4, 7), seed=21)
-    monkeypatch.setattr(batching.Beams, "step", lambda self, tokens, order: np.full((len(tokens), VOCABULARY), np.nan, np.float32))
+    monkeypatch.setattr(onnx_decoder.Beams, "step", lambda self, tokens, order: np.full((len(tokens), VOCABULARY), np.nan, np.float32))
     with batched() as engine:
         beside, broken = submit(engine, one), submit(engine, two, BEAMS=2, STREAM=False, MAX_TOKENS=3)
         engine.free = True

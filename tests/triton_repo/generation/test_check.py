@@ -346,7 +346,8 @@ def test_a_queue_that_nothing_reads_is_refused(task: str, device: str, more: dic
     }
     with pytest.raises(InputError) as caught:
         checked(asked)
-    line = f"stages.triton_repo.{key}: {value} given; it is for language models that are served on the cpu: leave it out"
+    places = "served on the cpu or by torch_kernels_decoder"
+    line = f"stages.triton_repo.{key}: {value} given; it is for language models that are {places}: leave it out"
     assert line in str(caught.value).splitlines()
 
 

@@ -30,7 +30,7 @@ from tests.triton_repo.generation.random_requests import Inputs, requests
 from tests.triton_repo.generation.test_engine import Client
 from tests.triton_repo.generation.tiny_language import MODES, PROPERTIES
 from triton_repo.generation.config import LanguageSettings, parameters
-from triton_repo.generation.served import batched, genai, onnx, seq2seq
+from triton_repo.generation.served import genai, onnx, seq2seq
 from triton_repo.generation.served.opened import Opened
 from triton_repo.generation.served.request import BUSY, WRONG, Refused, read
 
@@ -218,8 +218,7 @@ def short_parts() -> Iterator[None]:
         return run(self, tokens, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        for place in (onnx_decoder, batched):
-            patch.setattr(place, "PART", PART)
+        patch.setattr(onnx_decoder, "PART", PART)
         patch.setattr(Texts, "_run", counted)
         yield
 

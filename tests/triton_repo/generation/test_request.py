@@ -155,7 +155,7 @@ def test_models_without_template_or_search_say_so() -> None:
     plain = Limits(context=64, vocabulary=100, seconds=30.0, chat=False, beams=False)
     with pytest.raises(Refused, match="no chat template; give the whole prompt as TEXT"):
         asked(plain, TEXT=texts("a"), CHAT=[True])
-    with pytest.raises(Refused, match="answers one request at a time and does not search"):
+    with pytest.raises(Refused, match="BEAMS: 2 given; this model does not search with beams"):
         asked(plain, TEXT=texts("a"), BEAMS=[2], STREAM=[False])
     with pytest.raises(Refused, match="REGEX: not offered"):
         asked(plain, TEXT=texts("a"), REGEX=texts("a"))

@@ -4,20 +4,66 @@
 
 Row i of the cache is text i: those that are written, in the order in which they came, then the one whose prompt is being read. A search
 with beams has a cache of its own. Its prompt is read as a long one is.
+
+The decoder says how prompts are read: `onnx_decoder` in parts, a plan on the fused kernels (`kernels`) whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from .answer import Answer
 from .decoding_rules import Logits, Text
 from .engine import Engine, alone
-from .onnx_decoder import PART, Beams, OnnxDecoder, together
-from .searching import Search, rules_of
+from .searching import Beams, Search, rules_of
+
+
+class Texts(Protocol):
+    """Texts of one cache, in the order in which they came."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that have been read of each."""
+
+    def read(self, prompts: Sequence[np.ndarray]) -> Logits:
+        """Adds texts after the others; returns the logits of the next token of each, float32 [m, V]."""
+
+    def extend(self, row: int, ids: np.ndarray) -> Logits:
+        """Appends tokens to one text, or begins it; returns the logits of the next one, float32 [V]. For decoders that read in parts."""
+
+    def step(self, tokens: np.ndarray) -> Logits:
+        """Appends one token to each of the first r texts; returns the logits of the next ones, float32 [r, V]."""
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keeps the texts with these numbers, in this order."""
+
+
+class Reading(Beams, Protocol):
+    """Beams whose prompt is read part by part before their first step."""
+
+    def read(self) -> bool:
+        """Reads the next part; returns whether all has been read."""
+
+
+class Decoder(Protocol):
+    """A model that writes texts."""
+
+    @property
+    def part(self) -> int | None:
+        """Most tokens of a prompt that are read at once; None: all are."""
+
+    def texts(self) -> Texts:
+        """Returns a cache without a text."""
+
+    def beams(self, before: Sequence[int]) -> Reading:
+        """Returns the beams of a search behind a prompt, in a cache of their own. For decoders that search."""
+
+    def groups(self, prompts: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
+        """Yields prompts that are read together, in their order."""
 
 
 @dataclass
@@ -42,7 +88,7 @@ class _Searched:
 
     answer: Answer
     search: Search
-    beams: Beams
+    beams: Reading
 
 
 class Batched(Engine):
@@ -55,7 +101,7 @@ class Batched(Engine):
         max_waiting: Number of answers that wait.
     """
 
-    def __init__(self, open_decoder: Callable[[], OnnxDecoder], ends: Collection[int], room: int, max_waiting: int) -> None:
+    def __init__(self, open_decoder: Callable[[], Decoder], ends: Collection[int], room: int, max_waiting: int) -> None:
         super().__init__(room, max_waiting)
         self._open, self._ends = open_decoder, ends
         self._renew()
@@ -83,7 +129,7 @@ class Batched(Engine):
         prompt = np.asarray(answer.request.prompt, np.int64)
         before, start, rules = prompt[:-1].tolist(), int(prompt[-1]), rules_of(answer, self._ends)
         if answer.request.values["BEAMS"] > 1:
-            beams = Beams(self._decoder, before)
+            beams = self._decoder.beams(before)
             self._arrived.append(_Searched(answer, Search(beams, answer, rules, start, before), beams))
         else:
             self._arrived.append(_Written(answer, Text(rules, start, before=before, structure=answer.structure), prompt))
@@ -108,27 +154,28 @@ class Batched(Engine):
             self._prepare(*self._preparing)
         elif self._reading:
             (one,) = self._reading
-            logits = self._texts.extend(len(self._written), one.prompt[:PART])
-            one.prompt = one.prompt[PART:]
+            part = self._decoder.part
+            logits = self._texts.extend(len(self._written), one.prompt[:part])
+            one.prompt = one.prompt[part:]
             if not len(one.prompt):
                 self._reading = []
                 self._written.append(one)
                 one.take(logits)
         elif self._arrived:
             texts = _before_a_search(self._arrived)
-            group = next(together([one.prompt for one in texts]))
+            group = next(self._decoder.groups([one.prompt for one in texts]))
+            logits = self._texts.read(group)  # an error fails them too, as long as they are among those that have arrived
             new, self._arrived = texts[: len(group)], self._arrived[len(group) :]
-            logits = self._texts.read(group)
             self._written += new
             for one, row in zip(new, logits, strict=True):
                 one.take(row)
 
     def _choose(self) -> None:
         """Begins to read the first prompt, if it is read by itself."""
-        first = self._arrived[0]
+        first, part = self._arrived[0], self._decoder.part
         if isinstance(first, _Searched):
             self._preparing = [first]
-        elif len(first.prompt) > PART:
+        elif part is not None and len(first.prompt) > part:
             self._reading = [first]
         else:
             return

@@ -3,8 +3,9 @@
     submit() ---> waiting, at most `max_waiting` ---> running, in as many places as the engine has ---> ended
 
 An answer takes one place, a search one for each of its beams. Answers begin in the order in which they came: a search waits until its beams
-fit, and so do those after it. A request that finds the queue full is refused at once, and so is a search that never fits. An answer
-whose client is gone or whose time is over ends within `PERIOD_SECONDS` and a step of the engine.
+fit, an answer until its memory is free where an engine reserves it, and so do those after it. A request that finds the queue full is
+refused at once, and so is a search that never fits. An answer whose client is gone or whose time is over ends within `PERIOD_SECONDS` and
+a step of the engine.
 
 The thread outlives every error. An error of one answer ends only that answer. After an error of the engine, all running answers get it, and
 the engine is recreated.
@@ -163,10 +164,14 @@ class Engine(ABC):
         """Returns the first waiting answer, if there is room for it."""
         with self._changed:
             self._taken = self._count()
-            if self._closing or not self._waiting or self._taken + self._waiting[0].places > self._room:
+            if self._closing or not self._waiting or self._taken + self._waiting[0].places > self._room or not self._fits(self._waiting[0]):
                 return None
             self._taken += self._waiting[0].places
             return self._waiting.pop(0)
+
+    def _fits(self, answer: Answer) -> bool:
+        """Returns whether there is memory for one more answer besides those that run; answers that come after it wait for it."""
+        return True
 
     def _count(self) -> int:
         return sum(answer.places for answer in self._running())

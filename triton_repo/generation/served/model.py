@@ -1,8 +1,9 @@
 """Triton Python model of a language model: reads requests, and passes the answers to an engine with its own thread.
 
 Its folder also holds the other files of this package that it needs, and the folder of its engine: `genai/` of a decoder in OpenVINO GenAI,
-`onnx/` of one in ONNX Runtime, `seq2seq/` of an encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets
-as many responses as its answer has pieces. Requests with a structure wait for its grammar in a thread of their own.
+`onnx/` of one in ONNX Runtime, `kernels/` of one on our kernels, `seq2seq/` of an encoder-decoder. The model is decoupled: `execute`
+returns at once, and each request gets as many responses as its answer has pieces. Requests with a structure wait for its grammar in a
+thread of their own.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class TritonPythonModel:
             from .seq2seq import open_model
         elif parameters["mode"] == "batched":
             from .onnx import open_model
+        elif parameters["mode"] == "packed":
+            from .kernels import open_model
         else:
             from .genai import open_model
-        self.model = open_model(FOLDER, parameters)
+        ordinal = args["model_instance_device_id"] if args["model_instance_kind"] == "GPU" else ""
+        self.model = open_model(FOLDER, {**parameters, "ordinal": ordinal})
         self.outbox = Outbox(self.model.engine.guests)
         self.compiling = ThreadPoolExecutor(1, "structures")
         self.model.engine.start()

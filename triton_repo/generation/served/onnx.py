@@ -10,7 +10,7 @@ from .batched import Batched
 from .language_text import LanguageText
 from .logprobs import Spelling
 from .onnx_decoder import OnnxDecoder
-from .opened import Opened
+from .opened import Opened, ends_of
 from .request import Limits
 from .structures import Structures
 
@@ -37,8 +37,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         structured=True,
         scored=True,
     )
-    end = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    ends = [] if end is None else [end] if isinstance(end, int) else end
+    ends = ends_of(folder)
     engine = Batched(
         lambda: OnnxDecoder(folder / MODEL, properties),
         ends,

@@ -1,5 +1,5 @@
 """Placeholder for `foundation/standalone/onnx_decoder.py`, which replaces it next to a served model."""
 
-from foundation.standalone.onnx_decoder import PART, Beams, OnnxDecoder, together
+from foundation.standalone.onnx_decoder import OnnxDecoder
 
-__all__ = ["PART", "Beams", "OnnxDecoder", "together"]
+__all__ = ["OnnxDecoder"]

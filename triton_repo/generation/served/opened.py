@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .answer import Answer, Client
@@ -40,3 +42,9 @@ class Opened:
         listed = None if most is None or self.spelling is None else self.spelling.begin(most)
         decode = self.tokenizer.decode_calls if request.calls else self.tokenizer.decode
         return Answer(request, client, decode, self.held, structure, listed)
+
+
+def ends_of(folder: Path) -> list[int]:
+    """Returns the tokens that end an answer, of generation_config.json in a folder; empty where it names none."""
+    end = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    return [] if end is None else [end] if isinstance(end, int) else list(end)

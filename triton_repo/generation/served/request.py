@@ -298,7 +298,7 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
         if limits.proposes:
             raise Refused(f"BEAMS: {values['BEAMS']} given; tokens are proposed to this model, which does not search: leave it out")
         if not limits.beams:
-            raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
+            raise Refused(f"BEAMS: {values['BEAMS']} given; this model does not search with beams: leave it out")
         if values["REPETITION_PENALTY"] != 1 and not (limits.apart or limits.penalizes):
             raise Refused(
                 f"REPETITION_PENALTY: {values['REPETITION_PENALTY']:g} given with {values['BEAMS']} beams; this model searches without it: "
