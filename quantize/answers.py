@@ -29,13 +29,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from foundation.core.errors import InputError
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import device_of
 from foundation.models.generation import answer_tokens, generate
 from foundation.models.inputs.language import language_text
-from foundation.models.inputs.questions import encode_question, read_questions
+from foundation.models.inputs.questions import encoded_questions, read_questions
 from foundation.models.library import quiet
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Row
@@ -97,16 +96,8 @@ def prompts_of(answers: Answers, blocks: Sequence[Tokens], source: Path, length:
     if answers.questions is None:
         given = max(1, min(round(answers.prompt * length), length - 1))
         return [block[:given] for block in blocks if len(block) >= given]
-    text, longest = language_text(source), most_tokens(Checkpoint(source).config)
-    found = [encode_question(text, question) for question in read_questions(answers.questions, key)]
-    for ids in found:
-        if not len(ids) or (longest is not None and len(ids) + answers.tokens > longest):
-            raise InputError(
-                key,
-                f"a question of {len(ids)} tokens given, with answers of up to {answers.tokens}",
-                f"1 to {longest} tokens are read by the model",
-                "give other questions, or fewer calibration.answers.tokens",
-            )
+    questions, longest = read_questions(answers.questions, key), most_tokens(Checkpoint(source).config)
+    found = encoded_questions(language_text(source), questions, answers.tokens, longest, key)
     return sorted(found, key=_order)
 
 

@@ -65,8 +65,8 @@ def gelu_alone() -> dict[str, Any]:
     for row in found["times"]:
         print(f"{row['shape']:20} {row['method']:24} {1000 * row['ms']:7.1f} us {row['tera_per_s']:7.1f} tera-operations/s   {row['tile']}")
     for row in found["errors"]:
-        told = f"{row['off']} of {row['count']} off, by {row['steps']:.0f}, {row['tie']:.2g} from a tie ({row['bound']:.2g} allowed)"
-        print(f"{row['activation']:5} {row['method']:11} {row['scale']:6} {told}{'' if row['within'] else '  BEYOND ITS BOUND'}")
+        deviation = f"{row['off']} of {row['count']} off, by {row['steps']:.0f}, {row['tie']:.2g} from a tie ({row['bound']:.2g} allowed)"
+        print(f"{row['activation']:5} {row['method']:11} {row['scale']:6} {deviation}{'' if row['within'] else '  BEYOND ITS BOUND'}")
     return found
 
 
@@ -95,15 +95,15 @@ def against(which: str, rehearsed: bool) -> dict[str, Any]:
         measured = rivals.on_gpu(machine, OnGpu(), squad_lengths(QUERIES)) if encoders else decoder_rivals.on_gpu(machine, OnGpu())
         found = {"device": torch.cuda.get_device_name(), **measured}
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
-    told = rivals.verdicts(found) if encoders else rivals.verdicts(found, decoder_rivals.MODEL, decoder_rivals.ATLEAST)
-    print(rivals.table(found, told))
-    return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in told]}
+    verdicts = rivals.verdicts(found) if encoders else rivals.verdicts(found, decoder_rivals.MODEL, decoder_rivals.ATLEAST)
+    print(rivals.table(found, verdicts))
+    return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in verdicts]}
 
 
 def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
     """Returns the int8 peak in tera-operations per second: `published` (None where the GPU is not in the table), `measured`, `source`."""
-    told = f"data sheet of {peaks.name}" if peaks is not None else "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
-    return {"published": None if peaks is None else peaks.int8, "measured": round(measured_peak / 1e12, 1), "source": told}
+    source = f"data sheet of {peaks.name}" if peaks is not None else "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
+    return {"published": None if peaks is None else peaks.int8, "measured": round(measured_peak / 1e12, 1), "source": source}
 
 
 def whole(gpu: OnGpu) -> dict[str, Any]:
@@ -123,12 +123,12 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
     return found
 
 
-def _measured(given: argparse.Namespace, device: str) -> dict[str, Any]:
-    if given.check:
+def _measured(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    if options.check:
         return {"checked": checked(device)}
-    if given.only in REHEARSED:
-        return against(given.only, given.rehearse)
-    return gelu_alone() if given.only == "gelu" else figures()
+    if options.only in REHEARSED:
+        return against(options.only, options.rehearse)
+    return gelu_alone() if options.only == "gelu" else figures()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,21 +138,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="check the answers alone")
     parser.add_argument("--only", choices=["gelu", *REHEARSED], help="measure this alone")
     parser.add_argument("--rehearse", action="store_true", help=f"with --only {one_of(REHEARSED)}: a tiny model on the CPU")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
-    if given.rehearse and given.only not in REHEARSED:
+    if options.rehearse and options.only not in REHEARSED:
         print(f"figures: --rehearse given without --only {one_of(REHEARSED)}; nothing else is rehearsed", file=sys.stderr)
         return 2
-    if not torch.cuda.is_available() and not ((given.check or given.rehearse) and interprets):
+    if not torch.cuda.is_available() and not ((options.check or options.rehearse) and interprets):
         print(
             "figures: torch finds no NVIDIA GPU that it can use; with --check or --rehearse, and TRITON_INTERPRET=1, none is needed",
             file=sys.stderr,
         )
         return 2
-    if given.only is not None and given.check:
+    if options.only is not None and options.check:
         print("figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
         return 2
-    write_json(given.file, _measured(given, "cpu" if interprets else "cuda"))
+    write_json(options.file, _measured(options, "cpu" if interprets else "cuda"))
     return 0
 
 

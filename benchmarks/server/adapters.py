@@ -34,11 +34,11 @@ class Bench:
 
     Args:
         model: The served model with adapters.
-        given: The command line.
+        options: The command line.
     """
 
-    def __init__(self, model: ServedModel, given: argparse.Namespace) -> None:
-        self.model, self.turns, self.seconds = model, given.turns, given.seconds
+    def __init__(self, model: ServedModel, options: argparse.Namespace) -> None:
+        self.model, self.turns, self.seconds = model, options.turns, options.seconds
         self.names = Preprocessor.load(model.folder / "1").adapters
         self.texts = [plain(row) for row in model.rows]
 
@@ -61,8 +61,8 @@ def saturated(bench: Bench, arms: dict[str, tuple[ServedModel, str]]) -> dict[st
     found = {}
     for rows, under_way in ((1, SMALL), (int(bench.model.config.max_batch_size), LARGE)):
         load = Load(concurrency=under_way, rows=rows, seconds=bench.seconds)
-        asked: dict[str, Callable[[], dict[str, Any]]] = {name: partial(one.send, at, load) for name, (one, at) in arms.items()}
-        turns = in_turns(asked, bench.turns)
+        loads: dict[str, Callable[[], dict[str, Any]]] = {name: partial(one.send, at, load) for name, (one, at) in arms.items()}
+        turns = in_turns(loads, bench.turns)
         first, second = arms
         found[f"{rows} rows a request"] = {
             "rows_per_s": {name: median(one, "rows_per_s") for name, one in turns.items()},
@@ -100,10 +100,10 @@ def main() -> None:
     """Runs the scenarios."""
     parser = arguments(__doc__, [mixed, without], seconds=5.0)
     parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
-    model = ServedModel.of(given.run, given.model)
-    bench = Bench(model, given)
-    carry_out(given, {**head_of(model), "adapters": list(bench.names)}, [mixed, without], bench)
+    options = parser.parse_args()
+    model = ServedModel.of(options.run, options.model)
+    bench = Bench(model, options)
+    carry_out(options, {**head_of(model), "adapters": list(bench.names)}, [mixed, without], bench)
 
 
 if __name__ == "__main__":

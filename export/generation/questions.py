@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.models.inputs.language import language_text
-from foundation.models.inputs.questions import encode_question
+from foundation.models.inputs.questions import encoded_questions
 
 KEY = "export.generation.questions"
 """Where the recipe names the file."""
@@ -26,16 +25,4 @@ def prompts_of(checkpoint: Checkpoint, questions: tuple[str, ...], tokens: int, 
     Raises:
         InputError: A question has no token, or leaves no room for its answer, or the chat template does not take it.
     """
-    text = language_text(checkpoint.folder)
-    found = [encode_question(text, question) for question in questions]
-    for question, ids in zip(questions, found, strict=True):
-        if not len(ids):
-            raise InputError(KEY, f"{question:.40} has no token", remedy="give a question that the tokenizer knows")
-        if longest is not None and len(ids) + tokens > longest:
-            raise InputError(
-                KEY,
-                f"{question:.40} ... has {len(ids)} tokens, and an answer {tokens}",
-                f"the model reads {longest}",
-                "give shorter questions, or fewer export.generation.tokens",
-            )
-    return found
+    return encoded_questions(language_text(checkpoint.folder), questions, tokens, longest, KEY)

@@ -167,7 +167,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path, blocks_context: Context
     config = Checkpoint(folder).config
     (tmp_path / "q.txt").write_text("bcd\n")
     stage = Quantize(calibration={"answers": {"questions": str(tmp_path / "q.txt"), "tokens": 4096}})
-    with pytest.raises(InputError, match=rf"{KEY}: a question of \d+ tokens given"):
+    with pytest.raises(InputError, match=rf"{KEY}: .* has \d+ tokens, and an answer \d+"):
         prompts_of(stage.calibration.answers or Answers(), [], folder, 40, KEY)
     with pytest.raises(InputError, match=r"stages.quantize.stream: true"):
         Quantize(stream=True, calibration={"answers": {}}).check(config, None, blocks_context)

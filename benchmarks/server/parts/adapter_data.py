@@ -63,14 +63,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs=2, default=(900, 450))
     parser.add_argument("--tested", type=int, default=500)
     parser.add_argument("--epochs", type=float, default=3)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    train = [(pairs(given.mrpc / "train.tsv.gz"), given.rows[0]), (sentences(given.sst2 / "train.tsv.gz"), given.rows[1])]
-    test = [(pairs(given.mrpc / "msr_paraphrase_test.txt.gz"), given.tested), (sentences(given.sst2 / "dev.tsv"), given.tested)]
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    train = [(pairs(options.mrpc / "train.tsv.gz"), options.rows[0]), (sentences(options.sst2 / "train.tsv.gz"), options.rows[1])]
+    test = [(pairs(options.mrpc / "msr_paraphrase_test.txt.gz"), options.tested), (sentences(options.sst2 / "dev.tsv"), options.tested)]
     for split, parts in (("train", train), ("test", test)):
         rows = [row for part, count in parts for row in itertools.islice(part, count)]
-        (given.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (given.out / "recipe.yaml").write_text(recipe(given.model, given.out.resolve(), given.epochs), encoding="utf-8")
+        (options.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (options.out / "recipe.yaml").write_text(recipe(options.model, options.out.resolve(), options.epochs), encoding="utf-8")
 
 
 if __name__ == "__main__":

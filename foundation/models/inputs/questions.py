@@ -7,6 +7,8 @@ Left out: conversations of several messages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,3 +64,30 @@ def encode_question(text: LanguageText, question: str, *, chat: bool = True) -> 
         raise InputError(
             "chat template of the model", f"{error}", remedy="correct chat_template.jinja in the folder of the model, or remove it"
         ) from error
+
+
+def encoded_questions(text: LanguageText, questions: Sequence[str], tokens: int, longest: int | None, key: str) -> list[NDArray[np.int32]]:
+    """Returns the token ids of questions that a model is to answer, int32 [P] each.
+
+    Args:
+        text: The reader of the model's text.
+        questions: The texts.
+        tokens: Most tokens of an answer.
+        longest: Most tokens that the model reads; None: any number.
+        key: Key path of the file of questions; `tokens` stands next to it.
+
+    Raises:
+        InputError: A question has no token, or leaves no room for its answer, or the chat template does not take it.
+    """
+    found = [encode_question(text, question) for question in questions]
+    for question, ids in zip(questions, found, strict=True):
+        if not len(ids):
+            raise InputError(key, f"{question:.40} has no token", remedy="give a question that the tokenizer knows")
+        if longest is not None and len(ids) + tokens > longest:
+            raise InputError(
+                key,
+                f"{question:.40} ... has {len(ids)} tokens, and an answer {tokens}",
+                f"the model reads {longest}",
+                f"give shorter questions, or fewer {key.rpartition('.')[0]}.tokens",
+            )
+    return found
