@@ -98,6 +98,7 @@ class Pulse:
     at: float
     """When they came, by the clock of this machine, in seconds."""
     values: tuple[float, ...]
+    """Empty before the first ones have come."""
 
 
 @dataclass
@@ -185,6 +186,8 @@ class Lifeline:
         if gauge is None:
             self._pulses = {}
             return
+        for connection in self._connections:  # who never sends anything is noticed too
+            self._pulses.setdefault(connection.peer, Pulse(time.monotonic(), ()))
         values = tuple(gauge.read())
         if self.own.rank:
             self._tell("pulse " + " ".join(map(repr, values)))

@@ -167,13 +167,14 @@ class Judge:
     def __call__(self, pulses: Mapping[Peer, Pulse]) -> None:
         """Takes the last numbers of all processes that have sent some; process 0 sends its own now."""
         now = max(pulse.at for pulse in pulses.values())
-        done = {peer: Worked(*pulse.values) for peer, pulse in pulses.items()}
+        done = {peer: Worked(*pulse.values) for peer, pulse in pulses.items() if pulse.values}
         for peer, pulse in pulses.items():
             self._look_at_silence(peer, now - pulse.at)
-        if self._before.keys() != done.keys():  # some have begun just now
+        begun = self._before.keys() != done.keys()  # some have begun just now
+        windows = {} if begun else {peer: one.since(self._before[peer]) for peer, one in done.items()}
+        if begun or any(one.steps < 0 for one in windows.values()):  # what came before was of another training
             self._before = done
             return
-        windows = {peer: one.since(self._before[peer]) for peer, one in done.items()}
         if any(one.steps < FEWEST_STEPS or one.rows <= 0 for one in windows.values()):
             return
         self._before = done

@@ -237,6 +237,8 @@ def test_the_kernel_gives_a_connection_up_in_time(runs: Callable[[int], Run]) ->
 def test_the_first_process_gets_the_numbers_of_all(runs: Callable[[int], Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifeline, "PULSE_S", 0.02)
     lines, judged = runs(3).all(), queue.SimpleQueue[dict[int, Any]]()
+    lines[0].gauge = Gauge(tuple, lambda found: judged.put({peer.rank: one.values for peer, one in found.items()}))
+    assert judged.get(timeout=WAIT_S) == {0: (), 1: (), 2: ()}  # the others have not begun
     for rank, line in lines.items():
         line.gauge = Gauge(
             lambda rank=rank: (rank, 0.1 + rank), lambda found: judged.put({peer.rank: one.values for peer, one in found.items()})

@@ -127,6 +127,24 @@ def test_windows_wait_for_steps() -> None:
     assert len(heard.warned) == 1
 
 
+def test_a_process_that_has_never_sent_anything_is_named() -> None:
+    heard = Heard(1)
+    peers = [Peer(0, "node-0"), Peer(1, "node-1")]
+    for seconds in (0.0, 10.0, 20.0, SILENT_S, 40.0):
+        heard.judge({peers[0]: Pulse(seconds, (seconds, seconds, seconds, seconds)), peers[1]: Pulse(0.0, ())})
+    assert ["process 1 on node-1" in line for line in heard.warned] == [True]
+
+
+def test_numbers_of_an_earlier_training_are_forgotten() -> None:
+    heard = Heard(2)
+    heard.done = [Worked(), Worked(900, 900, 900.0, 900.0)]  # a pulse that came late
+    heard.pulse()
+    heard.done = [Worked()] * 2
+    for _ in range(WINDOWS + 2):
+        heard.window([0.2, 0.42])
+    assert len(heard.warned) == 1
+
+
 def test_a_process_that_sends_nothing_is_named_once() -> None:
     heard = Heard(3)
     heard.pulse()
