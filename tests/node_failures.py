@@ -259,7 +259,7 @@ def apart(setup: Setup, whole: Path, apart_s: float) -> Seen:
         for node in (nodes.a, nodes.b):
             setup.start(nodes, node, out, apart_s=apart_s if node is nodes.b else 0.0)
         seconds = until(finished(nodes.a, nodes.b), SLOWEST_S, "the run ends")
-        seen = Seen(seconds, {node.host: about(node, "gone", "rror", "warning") for node in (nodes.a, nodes.b)}, goes_on=True)
+        seen = Seen(seconds, {node.host: about(node, "gone", "rror:", "warning: ") for node in (nodes.a, nodes.b)}, goes_on=True)
         one, other = weights(whole), weights(out)
         seen.equal = all(torch.equal(value, other[name]) for name, value in one.items())
         return seen

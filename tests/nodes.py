@@ -30,6 +30,7 @@ PORT = 29500
 HOSTS = Path("/etc/netns")
 """`ip netns exec NAME` shows the files of /etc/netns/NAME in /etc."""
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+PR_SET_PDEATHSIG = 1
 
 
 def why_none() -> str | None:
@@ -164,7 +165,20 @@ def _by_torchrun(host: str, restarts: int, work: Callable[..., object], argument
         max_restarts=restarts,
         start_method="fork",
     )
-    elastic_launch(config, work)(*arguments)
+    elastic_launch(config, _forked)(work, *arguments)
+
+
+def _forked(work: Callable[..., object], *arguments: Any) -> None:
+    """What a worker of torchrun does: the command ends its process at once, and a function that torchrun has forked has to return."""
+    child = os.fork()
+    if not child:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            work(*arguments)
+        finally:
+            os._exit(1)
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        sys.exit(status)
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from compress.devices.served import BITS, Division, Load, Model, Precision, plan
 from compress.devices.spec import Devices, devices, shown_bytes
-from compress.devices.trained import PARALLEL, Needed, Training, proposal
+from compress.devices.traffic import describe as describe_traffic
+from compress.devices.traffic import parts_of
+from compress.devices.trained import FLOAT, PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
 from compress.recipe import Recipe
 from compress.run.prepare import checked_with
@@ -19,6 +21,7 @@ from export.divided.placement import busiest_of_layers, in_order, measured_loads
 from export.export import Export
 from foundation.core.errors import InputError
 from foundation.machine.parallel import Team
+from foundation.models.library import with_class
 from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
@@ -139,6 +142,16 @@ def _training(
         yield f"with {', '.join(found.changes)}; without, it does not fit"
     if found.fits and found.reason is not None:
         yield found.reason
+    if last.tensor > 1:
+        yield from _traffic(entry, last, devices)
+
+
+def _traffic(entry: PlannedStep, training: Training, devices: Devices) -> list[str]:
+    """Compares the shapes of meshes that could share the layers of a step that trains."""
+    from foundation.models.architecture.shapes import on_meta
+
+    parts = parts_of(on_meta(with_class(training.config, training.task)), str(entry.step.id))
+    return describe_traffic(parts, training.batch_size * training.length, devices.count, FLOAT)
 
 
 def _refused(

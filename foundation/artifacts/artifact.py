@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict, get_args
 from foundation.core.errors import InputError, Problem
 from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
+from foundation.machine.faults import writing_to
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -169,7 +170,8 @@ def writing(destination: Path) -> Iterator[Path]:
     replaced = temporary.with_suffix(REPLACED)
     temporary.mkdir()
     try:
-        yield temporary
+        with writing_to(temporary):
+            yield temporary
         for path in temporary.rglob("*"):
             _fsync(path)
         _fsync(temporary)

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from foundation.machine.faults import writing_to
+
 T = TypeVar("T")
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 10.0
@@ -202,7 +204,7 @@ class ConsoleProgress:
     def _write(self, message: str) -> None:
         if self.file is not None:
             stamp = time.strftime("%H:%M:%S")
-            with self.file.open("a", encoding="utf-8") as stream:
+            with writing_to(self.file), self.file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {message}\n")
 
 

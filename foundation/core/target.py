@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -64,6 +66,8 @@ class Target(Config):
 class Parallel(Config):
     """How trainings use devices and their memory. Processes are started by a launcher such as torchrun."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("mesh",)
+
     strategy: Strategy = "ddp"
     """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU. Has no
     effect without a launcher."""
@@ -79,6 +83,11 @@ class Parallel(Config):
     sequence: bool = False
     """With tensor: sequence parallelism. Processes that share each layer also share the tokens in norms, dropout and residual sums, so
     stored activations are divided by `tensor`; the traffic stays the same. For models with one stack of blocks. Has no effect without a
+    launcher."""
+    mesh: tuple[Annotated[int, Field(ge=2, le=1024)], Annotated[int, Field(ge=2, le=1024)]] | None = None
+    """[R, C]: tensor parallelism in two dimensions, on R x C processes. C of them share each layer, as with `tensor: C` and `sequence`.
+    Each share is divided by R again, and so are the rows: neither a weight nor an activation between layers is whole anywhere. It sets
+    `tensor`, `sequence` and `strategy`. For blocks that are too large for the processes that a fast link joins. Has no effect without a
     launcher."""
     context: Annotated[int, Field(ge=1, le=1024)] = 1
     """Context parallelism: neighbouring processes share the tokens of each row. Each runs the blocks on its own tokens, and attention
@@ -104,6 +113,19 @@ class Parallel(Config):
     whose product approximates it; the error is added to the next step. Both change the result. Has no effect without a launcher."""
     powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
     """Rank of the matrices that powersgd sends: a higher rank approximates the gradient better and sends more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_mesh(cls, given: Any) -> Any:
+        """Sets what `mesh` stands for."""
+        mesh = given.get("mesh") if isinstance(given, Mapping) else None
+        if not isinstance(mesh, list | tuple) or len(mesh) != 2 or not all(isinstance(side, int) and side > 1 for side in mesh):
+            return given  # which the field refuses
+        implied = {"tensor": mesh[1], "sequence": True, "strategy": "fsdp2"}
+        for name, value in implied.items():
+            if name in given and given[name] != value:
+                raise ValueError(f"{name}: {given[name]} given with mesh: {list(mesh)}, which sets it: leave it out")
+        return {**given, **implied}
 
     @model_validator(mode="after")
     def _compresses_sums(self) -> Self:
@@ -160,10 +182,13 @@ class Parallel(Config):
         """Returns the processes of a run with this section's settings.
 
         Raises:
-            InputError: `tensor`, `pipeline` or `context` does not divide the number of processes.
+            InputError: `tensor`, `pipeline` or `context` does not divide the number of processes, or a mesh has not as many.
         """
         if team.size == 1:
             return team
+        if self.mesh is not None and math.prod(self.mesh) != team.size:
+            rows, columns = self.mesh
+            raise InputError("parallel.mesh", f"[{rows}, {columns}] given for {team.size} processes", remedy=_meshes(team.size))
         for name in ("tensor", "pipeline", "context"):
             if team.size % getattr(self, name):
                 fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
@@ -184,3 +209,9 @@ class Parallel(Config):
             rows: Rows of a step in one pipeline.
         """
         return self.microbatches or self.pipeline * max(1, min(MICROBATCHES_EACH, rows // self.pipeline))
+
+
+def _meshes(size: int) -> str:
+    """Returns which meshes so many processes can be put in, as a remedy."""
+    fits = [f"[{rows}, {size // rows}]" for rows in range(2, size // 2 + 1) if size % rows == 0]
+    return f"give {' or '.join(fits)}" if fits else "give tensor, or a number of processes that is a product"

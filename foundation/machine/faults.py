@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _REMEDIES = {
@@ -57,6 +59,17 @@ def fault_of(error: BaseException) -> OSError | None:
         return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
     found = next((number for number in _UNDERLYING if os.strerror(number) in text), None)
     return OSError(found, os.strerror(found)) if found is not None else None
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Names a path in an error of the block that names none: writing to a full disk fails without the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def is_lost(error: BaseException) -> bool:

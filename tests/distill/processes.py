@@ -239,6 +239,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor with sequence and fsdp2": (Parallel(tensor=2, sequence=True, strategy="fsdp2"), ("finetune", "answers", "grouped")),
         "tensor of four with sequence": (Parallel(tensor=4, sequence=True), ("words",)),
     },
+    "tokens in eight": {"mesh": (Parallel(mesh=(2, 4)), ("words", "taught words"))},
     "context": {
         "context": (
             IN_CONTEXT,
@@ -299,9 +300,8 @@ KILLED_IN += [("slow", "tensor", name) for name in KILLED if name not in KILLED_
     ("slow", "ddp", "masks"),
 ]
 # a student has two blocks, too few for interleaved stages
-KILLED_IN += [("slow", "pipeline", "distilled"), ("slow", "pipeline, interleaved", "eight bits")]
+KILLED_IN += [("slow", "pipeline", "distilled"), ("slow", "pipeline, interleaved", "eight bits"), ("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED if name not in KILLED_ON]
-KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
 KILLED_IN += [("context", "context", "distilled"), ("context", "context, sharded", "int8")]
 KILLED_IN += [("tokens in four", "tensor with sequence and fsdp2", "distilled")]

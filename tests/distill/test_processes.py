@@ -69,6 +69,12 @@ def results_of_tokens_in_four(checkpoint: Callable[..., Path], tmp_path_factory:
 
 
 @pytest.fixture(scope="module")
+def results_of_tokens_in_eight(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same with eight processes."""
+    return once("tokens in eight", checkpoint, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
 def results_of_context(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests whose processes share tokens and hold whole layers."""
     return once("context", checkpoint, tmp_path_factory)
@@ -124,7 +130,7 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
     patched = processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype
     try:
         processes.killed_alone(folder, part)
-        count = {"three": 3, "four": 4}.get(part.rpartition(" ")[2], 2)
+        count = {"three": 3, "four": 4, "eight": 8}.get(part.rpartition(" ")[2], 2)
         in_ranks(count, processes.together, folder, part)
         ours = processes.alone(folder, part) | (processes.moved_to_one(folder, part) if processes.moved_in(part) else {})
     finally:
@@ -157,6 +163,12 @@ def test_two_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str
 @pytest.mark.parametrize(("strategy", "case"), cases("tokens in four"))
 def test_four_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens_in_four: Results) -> None:
     compare(strategy, case, results_of_tokens_in_four)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("tokens in eight"))
+def test_eight_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens_in_eight: Results) -> None:
+    compare(strategy, case, results_of_tokens_in_eight)
 
 
 @pytest.mark.slow

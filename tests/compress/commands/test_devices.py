@@ -100,3 +100,22 @@ def test_the_experts_of_each_device_are_told_where_their_load_is_known(tmp_path:
         (line,) = mixture(tmp_path, unknown)
         assert "not measured yet" in line
     assert list(_placement(Division(2), PlannedStep(Quantize(), None, None, MixtralConfig(), (), 0, 0.0))) == []
+
+
+@pytest.mark.parametrize("parallel", [{"mesh": [2, 2]}, {"tensor": 4}])
+def test_meshes_that_share_layers_are_compared(parallel: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_vit("tiny", 1)["model"]
+    shaped = {**model, "config": {**model["config"], "num_attention_heads": 4, "hidden_size": 16}}
+    lines = told([{"finetune": {"epochs": 1, "batch_size": 8}}], "4x1GB,nvlink", model=shaped, parallel=parallel)
+    assert "4 devices by " in lines[1]
+    assert all(shape in lines[2] for shape in ("1-D of 4 ", "1-D of 4, sequence ", "grid of 2 x 2 ", "2-D of 2 x 2 "))
+    assert re.search(r"a step of \d+ tokens", lines[2])
+    assert "less than 1-D: grid from " in lines[3]
+
+
+def test_a_mesh_of_another_size_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = told([{"finetune": {"epochs": 1}}], "8x1GB,nvlink", parallel={"mesh": [2, 2]})
+    assert "does not run on 8 devices" in lines[1]
+    assert "[2, 4] or [4, 2]" in lines[1]

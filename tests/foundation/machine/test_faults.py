@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from foundation.machine.faults import LOST, fault_of, is_lost, line_of
+from foundation.machine.faults import LOST, fault_of, is_lost, line_of, writing_to
 
 
 def caused(outer: Exception, inner: Exception) -> Exception:
@@ -33,6 +34,15 @@ def test_a_lost_process_is_known_by_what_torch_says(error: Exception, lost: bool
     assert is_lost(error) is lost
     assert fault_of(error) is None
     assert "\n" not in LOST
+
+
+def test_a_write_without_the_name_of_its_file_gets_one(tmp_path: Path) -> None:
+    for given, named in ((None, tmp_path / "tensors"), (tmp_path / "other", tmp_path / "other")):
+        with pytest.raises(OSError, match="No space") as caught, writing_to(tmp_path / "tensors"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), given and str(given))
+        assert caught.value.filename == str(named)
+    with pytest.raises(OSError, match=r"^odd$"), writing_to(tmp_path):
+        raise OSError("odd")
 
 
 @pytest.mark.parametrize(
