@@ -83,6 +83,7 @@ def test_after_its_time_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # half a minute of one processor, which others may hold
 def test_the_rehearsal_measures_every_rival(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.figures", str(tmp_path / "gpt.json"), "--only", "decoders", "--rehearse"]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True)
