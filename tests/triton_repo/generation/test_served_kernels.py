@@ -9,16 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from foundation.artifacts.exported import Generation
 from foundation.measure.tokens import save_answers
 from tests.export.fused.decoder.decoders import LENGTH, WORDS
 from tests.triton_repo.generation import tiny_kernels as tiny
-from tests.triton_repo.generation.test_check import Told
 from tests.triton_repo.generation.test_kernels import engine_answers
 from triton_repo import environment
 from triton_repo.client import RequestError
@@ -76,7 +75,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, interpreted: Callable[...,
     expected = interpreted(engine_answers, tiny.spec(root / "export"), PROMPTS, TOKENS)
     save_answers(root / "export" / "answers.safetensors", np.array(PROMPTS, np.int32), np.array(expected, np.int32))
     (model,) = served_models(exported, (tiny.ENGINE,))
-    entry = model.engine.with_(generation={"file": "answers.safetensors"})
+    entry = model.engine.with_(generation=Generation(file="answers.safetensors"))
     model = Served(model.name, model.variant, model.precision, model.folder, entry, model.root)
     (settings,) = write_language_repository(root / "repository", [model], batch_sizes=(1,), max_batch_size=3, max_waiting=2)
     path = root / "repository" / model.name / "config.pbtxt"
@@ -141,17 +140,3 @@ def test_an_input_that_there_is_not_is_refused_by_the_server(address: str, monke
     monkeypatch.setitem(check.client.DATATYPES, "COLOUR", "TYPE_INT32")
     with pytest.raises(RequestError, match="COLOUR"):
         pieces(address, ids=[5], colour=3)
-
-
-def test_the_stage_verifies_and_times_it_as_every_language_model(
-    written: Written, server_environment: ServerEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "check", lambda: server_environment)
-    monkeypatch.setattr(check, "ANSWERS", 4)
-    monkeypatch.setattr("triton_repo.generation.text_check.PROBES", ("w5 w9", "w31  w7 w8 w8"))
-    context: Any = SimpleNamespace(scratch=tmp_path, progress=Told(), engine_job=None)
-    found = check.measure(written.model, written.settings, written.folder, context, [1, 3])
-    assert (found.disagreements, found.n) == (0, len(PROMPTS) * TOKENS)
-    assert found.texts is not None
-    assert found.texts > 4
-    assert [row.concurrency for row in found.latency] == [1, 3]
