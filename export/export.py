@@ -68,7 +68,7 @@ DIVIDED_ROWS = 64
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 16
+    VERSION: ClassVar[int] = 17
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
     LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel", "zeros")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import BertConfig, BertModel
+import torch
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel, T5Config, T5EncoderModel
 
 from tests.export import sentiment
 
@@ -44,6 +47,36 @@ def folder(
     (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": sentiment.LENGTH, "do_lower_case": False}))
     prompts = {"prompts": {"query": prompt}, "default_prompt_name": "query"} if prompt else {}
     (out / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return out
+
+
+def t5_folder(out: Path, *, gated: bool = False, dense: Mapping[str, Any] | None = None, layers: int = 2) -> Path:
+    """Writes a folder like sentence-t5: the encoder of T5, a mean, a linear layer and the length 1.
+
+    Args:
+        out: The folder.
+        gated: Whether feed-forward networks have a gate, as in v1.1.
+        dense: Settings of the linear layer that differ: `out_features`, `bias` and `activation_function`.
+        layers: Layers of the encoder.
+    """
+    folder(out)
+    config = T5Config(
+        vocab_size=len(sentiment.SPECIALS + sentiment.WORDS), d_model=WIDTH, d_kv=8, num_heads=4, d_ff=64, num_layers=layers,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+    )  # fmt: skip
+    sentiment.drawn(T5EncoderModel, config).save_pretrained(out)
+    raw = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**raw, "is_encoder_decoder": True}))  # as the Hub's files say
+    modules = json.loads((out / "modules.json").read_text())
+    layer = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    (out / "modules.json").write_text(json.dumps([*modules[:2], layer, {**modules[2], "idx": 3, "name": "3", "path": "3_Normalize"}]))
+    (out / "2_Dense").mkdir()
+    identity = {"activation_function": "torch.nn.modules.linear.Identity"}
+    settings = {"in_features": WIDTH, "out_features": 24, "bias": False, **identity, **(dense or {})}
+    (out / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    weights = {"linear.weight": torch.randn(settings["out_features"], WIDTH)}
+    weights |= {"linear.bias": torch.randn(settings["out_features"])} if settings["bias"] else {}
+    save_file(weights, out / "2_Dense" / "model.safetensors")
     return out
 
 

@@ -151,13 +151,14 @@ class TritonRepo(Stage):
         """Checks that the models can be served where the target says.
 
         Raises:
-            InputError: They answer with vectors, tags or spans, and the repository would be one for GPUs.
+            InputError: They answer with vectors, tags or spans, and the repository would be one for TensorRT.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         if context.aggregate and (there or context.target.device == "cuda"):
             raise InputError("data.windows", "given", f"a repository for GPUs truncates: serve on the cpu, or leave out {self.title}")
         answers = context.facts.answer.NOT_ON_GPUS
-        if answers is not None and (there or context.target.device == "cuda"):
+        kernels = not (there or context.facts.answer.PER_TOKEN) and bool(set(served_on("kernels")) & set(context.target.engines))
+        if answers is not None and not kernels and (there or context.target.device == "cuda"):
             key, given = ("target.engines", there[0]) if there else ("target.device", "cuda")
             raise InputError(
                 key,
@@ -204,7 +205,7 @@ class TritonRepo(Stage):
         """
         if self.vllm is not None and context.target.device == "cuda":
             results = Results(schema_=SCHEMA, layout="single", models=(self._write_vllm(parent, context, out / REPOSITORY),))
-        elif context.target.device == "cuda" and context.facts.generates:
+        elif context.target.device == "cuda" and context.facts.beyond_tensorrt:
             results = Results(schema_=SCHEMA, layout="single")
         elif context.target.device == "cuda":
             gpu, layout = self._write_gpu(parent, context, out / REPOSITORY)
@@ -362,7 +363,7 @@ class TritonRepo(Stage):
         """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one.
 
         Raises:
-            InputError: There is none, and nothing else serves a language model on this target.
+            InputError: There is none, and nothing else serves these answers on this target.
         """
         from triton_repo.config import Scheduling
         from triton_repo.gpu.kernels import NOT_RUN as NOT_SERVED
@@ -371,8 +372,9 @@ class TritonRepo(Stage):
 
         found = build_on_kernels(parent.path)
         if found is None:
-            if context.facts.generates and context.target.device == "cuda" and self.vllm is None:
-                raise InputError("target.engines", f"{one_of(ANSWERING)} runs no build", "export.json says why", f"leave out {self.title}")
+            if context.facts.beyond_tensorrt and context.target.device == "cuda" and self.vllm is None:
+                engines = one_of(served_on("kernels", generates=context.facts.generates))
+                raise InputError("target.engines", f"{engines} runs no build", "export.json says why", f"leave out {self.title}")
             return None
         build, entry = found
         if context.facts.generates:
@@ -441,9 +443,9 @@ class TritonRepo(Stage):
 
     def _writes_plans(self, context: Context) -> bool:
         """Whether a repository for TensorRT is written."""
-        if context.facts.generates:
-            return False
         on_gpu = context.target.device == "cuda"
+        if context.facts.generates or (on_gpu and context.facts.beyond_tensorrt):
+            return False
         return self.vllm is None if on_gpu else bool(set(served_on("cuda")) & set(context.target.engines))
 
     def _largest_batch(self, context: Context) -> int:

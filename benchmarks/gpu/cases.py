@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import references
-from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16, w8a16
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, pooling, qkv, quantize, w4a16, w8a16
+from export.kernels.activation_codes import Activation
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
@@ -233,13 +234,20 @@ def token_case(make: Maker, rows: int, inputs: int) -> Case:
     return Case(quantize.token_launch(x, codes, scale), (codes, scale), lambda: references.quantized_tokens(x))
 
 
-def gated_case(make: Maker, rows: int, outputs: int, inputs: int) -> Case:
-    """Gate and up of Llama, the input with a scale per token, the output in codes."""
+def gated_case(make: Maker, rows: int, outputs: int, inputs: int, activation: Activation = "silu") -> Case:
+    """Gate and up of Llama, or of T5 with the tanh form of GELU; the input with a scale per token, the output in codes."""
     codes, scale = make.codes(rows, inputs), make.scales(rows, 1, around=INPUT_SCALE)
-    gate, up, output = make.weight(outputs, inputs), make.weight(outputs, inputs), Output("silu", scale=0.1)
+    gate, up, output = make.weight(outputs, inputs), make.weight(outputs, inputs), Output(activation, scale=0.1)
     out = make.empty(rows, outputs, dtype=torch.int8)
     launch = gated.launch(codes, scale, gate, up, output, out)
     return Case(launch, (out,), lambda: (references.gated(codes, scale, gate, up, output),), HALF)
+
+
+def pooling_case(make: Maker, sequences: int, length: int, inputs: int) -> Case:
+    """The mean of the tokens of each sequence, in float16."""
+    x, start, out = make.halves(sequences * length, inputs), make.starts(sequences, length), make.empty(sequences, inputs)
+    launch = pooling.launch(x, start, "mean", out)
+    return Case(launch, (out,), lambda: (references.pooled(x, start, "mean").float(),), Bound(1e-5, 1e-5))
 
 
 def causal_case(make: Maker, sequences: int, length: int, heads: tuple[int, int], dimension: int) -> Case:
@@ -348,7 +356,17 @@ DECODERS: dict[str, Make] = {
     "int8 QKV, 8 x 768, 8 x 96": lambda make: qkv_case(make, 8, qkv.Heads(8, 8, 96), 768, False),
 }
 """GPT-2, SmolLM2-135M and Llama-3-8B: texts that are read, and 8 or 16 of which each gets a token."""
-EVERY = {**CASES, **LARGE, **DECODERS}
+EMBEDDERS: dict[str, Make] = {
+    "int8 GEMM + ReLU + requantize, 4096 x 3072 x 768": lambda make: gemm_case(make, 4096, 3072, 768, Output("relu", scale=0.1)),
+    "int8 gate and up + tanh GELU + requantize, 4096 x 2048 x 768": lambda make: gated_case(make, 4096, 2048, 768, "gelu_tanh"),
+    "residual + RMSNorm + quantize, 4096 x 768": lambda make: norm_case(make, 4096, 768, False),
+    "packed attention, bias of distances, float16, 32 of 128 rows, 12 x 64": lambda make: attention_case(
+        make, 32, 128, 12, 64, torch.float16, True
+    ),
+    "mean of tokens, 32 of 128 rows, 768": lambda make: pooling_case(make, 32, 128, 768),
+}
+"""T5 and T5 v1.1 in the size base, as embedders."""
+EVERY = {**CASES, **LARGE, **DECODERS, **EMBEDDERS}
 SMALL: dict[str, Make] = {
     "quantize per tensor": lambda make: tensor_case(make, 3, 70),
     "int8 GEMM": lambda make: gemm_case(make, 20, 70, 96, Output()),
@@ -371,6 +389,9 @@ SMALL: dict[str, Make] = {
     "attention to pages, float32": lambda make: paged_case(make, 2, 19, (4, 2), 32, torch.float32),
     "attention to pages, spans combined": lambda make: combining_case(make, 1, 270, 1, 32),
     "int8 gate and up + SiLU + requantize": lambda make: gated_case(make, 20, 70, 40),
+    "int8 GEMM + ReLU + requantize": lambda make: gemm_case(make, 20, 70, 40, Output("relu", scale=0.1)),
+    "int8 gate and up + tanh GELU + requantize": lambda make: gated_case(make, 20, 70, 40, "gelu_tanh"),
+    "mean of tokens": lambda make: pooling_case(make, 3, 9, 70),
     "w8a16 GEMM": lambda make: w8a16_case(make, 3, 70, 128),
     "quantize per token": lambda make: token_case(make, 3, 70),
 }

@@ -18,6 +18,7 @@ from export.kernels.embedding import Lookup
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.norm import Keep, Norm
 from export.kernels.paged_attention import Pages
+from export.kernels.pooling import Weights
 from export.kernels.qkv import Heads, Rotary
 from export.kernels.w4a16 import Int4Weight
 from foundation.schemes.int4 import unpack as unpacked_int4
@@ -51,6 +52,8 @@ def outputs(sums_NO: Tensor, input_scale: float | Tensor, scale_O: Tensor, bias_
         y_NO = torch.nn.functional.gelu(y_NO, approximate="tanh")
     if output.activation == "silu":
         y_NO = torch.nn.functional.silu(y_NO)
+    if output.activation == "relu":
+        y_NO = torch.relu(y_NO)
     if output.scale is None:
         return y_NO.to(output.dtype)
     return torch.round(y_NO / torch.tensor(output.scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)
@@ -138,6 +141,19 @@ def attention_to_pages(q_NHD: Tensor, pages: Pages, scaling: float) -> Tensor:
             scores = keys[:, head // shared] @ q_NHD[row, head].double() * scaling
             out_NHD[row, head] = scores.softmax(dim=0) @ values[:, head // shared]
     return out_NHD
+
+
+def pooled(x_TI: Tensor, start_B: Tensor, weights: Weights) -> Tensor:
+    """Returns the exact mean of the states of each sequence, float64 `[B, I]`; zeros for one without tokens."""
+    out_BI = torch.zeros(len(start_B) - 1, x_TI.shape[1], dtype=torch.float64)
+    for sequence, (start, end) in enumerate(itertools.pairwise(start_B.tolist())):
+        total = 0.0
+        for place, token in enumerate(range(start, end), 1):
+            weight = place if weights == "weighted" else 1
+            out_BI[sequence] += weight * x_TI[token].double()
+            total += weight
+        out_BI[sequence] /= max(total, 1.0)
+    return out_BI
 
 
 def qkv(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,7 +28,7 @@ from export.fused.forward import Encoder
 from export.fused.graphs import Graphs, Record, Size
 from export.fused.layers import Tiles
 from export.fused.linears import FloatLinear, Int8Linear
-from export.fused.plan import Block, Plan
+from export.fused.plan import Block, Head, Plan
 from export.fused.rows import Rows, filled, pack
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
@@ -105,7 +105,7 @@ def random_plan(bert: Bert, device: str | torch.device, seed: int = 0) -> Plan:
     tables = (floats(bert.words, bert.width), floats(2, bert.width), floats(bert.positions, bert.width))
     blocks = tuple(block(number) for number in range(bert.layers))
     pooler, classifier = FloatLinear("pooler", floats(bert.width, bert.width), None), FloatLinear("classifier", floats(2, bert.width), None)
-    return Plan(*tables, norm(), 0, "gelu", blocks, ((pooler, "tanh"), (classifier, "none")), {})
+    return Plan(*tables, norm(), bert.positions, "gelu", blocks, Head(((pooler, "tanh"), (classifier, "none"))), {})
 
 
 @dataclass(frozen=True)

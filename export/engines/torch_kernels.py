@@ -1,4 +1,4 @@
-"""torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's and ViT's layers on NVIDIA GPUs, without padding.
+"""torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's, T5's and ViT's layers on NVIDIA GPUs, without padding.
 
     packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
 
@@ -75,12 +75,12 @@ def float_part(setting: FloatSetting) -> FloatPrecision:
 
 def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the plan; yields the one mode, in fp32 and where asked for in fp16 too."""
-    from export.fused.parts import plan_of
+    from export.fused.parts import UNLIMITED, plan_of
     from export.fused.plan import write_plan
 
     path = request.folder / FILE
     try:
-        plan = plan_of(request.checkpoint, nodes_of(request.model))
+        plan = plan_of(request.checkpoint, nodes_of(request.model), max(request.buckets, default=UNLIMITED))
     except InputError as error:
         problem = "; ".join(error.lines)
         request.log(f"{request.engine}: {problem}")
@@ -161,7 +161,7 @@ class TorchKernels:
         self._runner = Runner(Path(spec.path), spec.device, spec.float_precision, spec.batch_sizes, lengths)
 
     def predict(self, features: Features) -> Logits:
-        """Returns logits float32 [n, C]."""
+        """Returns logits or vectors, float32 [n, C]."""
         return self._runner.predict(features)
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:

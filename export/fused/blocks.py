@@ -1,20 +1,22 @@
 """The parts of the blocks of an encoder, found by structure, and its layers as a plan has them: for models of text and of images.
 
     attention      traced (`foundation.models.architecture.attention`): query, key, value, output, heads, scaling
-    up and down    the two other linear layers of a block
-    norms          its two LayerNorms, in the order in which the model has them
+    up and down    the two other linear layers of a block; of three the first two are gate and up
+    norms          its two norms, in the order in which the model has them: LayerNorm, or a gain and an epsilon alone (RMSNorm)
 
 Neither names nor this list prove anything: the callers compute with the parts, and refuse a model whose logits are others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from export.fused.layers import ACTIVATIONS
 from export.fused.linears import FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear
 from export.fused.plan import Block
 from export.kernels import block_sparse
@@ -38,7 +40,12 @@ TOLERANCE = 1e-3
 """Largest difference of logits, as a share of the largest: sums in another order reach about 1e-5."""
 MOST_LEFT = 0.5
 """Share of blocks with a code other than 0 up to which a layer is stored and multiplied in blocks."""
-SPELLINGS: Mapping[str, Activation] = {"gelu": "gelu", "silu": "silu", "swish": "silu"}
+SPELLINGS: Mapping[str, Activation] = {
+    "gelu": "gelu", "silu": "silu", "swish": "silu", "relu": "relu",
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+}  # fmt: skip
+ACTIVATION_KEYS = ("hidden_act", "activation", "activation_function", "dense_act_fn")
+"""Keys of a config, by one of which a model names its activation."""
 
 
 class Otherwise(Exception):
@@ -55,14 +62,22 @@ class BlockPaths:
     """Modules that belong to no block."""
     activation: Activation
     attentions: tuple[Attention, ...]
-    feed_forward: tuple[tuple[str, str], ...]
-    """Products of each block: up and down."""
+    feed_forward: tuple[tuple[str, ...], ...]
+    """Products of each block: up and down, or gate, up and down."""
     norms: tuple[tuple[str, str], ...]
     """Norms of each block."""
 
-    def __iter__(self) -> Iterator[tuple[Attention, tuple[str, str], tuple[str, str]]]:
+    def __iter__(self) -> Iterator[tuple[Attention, tuple[str, ...], tuple[str, str]]]:
         """Yields attention, products and norms of each block."""
         return zip(self.attentions, self.feed_forward, self.norms, strict=True)
+
+    @property
+    def gates(self) -> tuple[BlockPaths, ...]:
+        """The parts with either of two layers as gate; itself where there is none."""
+        if all(len(names) == 2 for names in self.feed_forward):
+            return (self,)
+        swapped = tuple((*names[:-1][::-1], names[-1]) for names in self.feed_forward)
+        return self, replace(self, feed_forward=swapped)
 
     def outer(self, kind: type[nn.Module]) -> list[str]:
         """Returns the modules of a kind outside the blocks."""
@@ -74,18 +89,41 @@ class BlockPaths:
         return {name: module for name, module in self.modules.items() if isinstance(module, nn.Linear)}
 
     def outer_norm(self) -> str:
-        """Returns the LayerNorm outside the blocks.
+        """Returns the norm outside the blocks.
 
         Raises:
             Otherwise: There is another number of them.
         """
-        names = self.outer(nn.LayerNorm)
+        names = [name for name in self.outside if is_norm(self.modules[name])]
         if len(names) != 1:
-            raise Otherwise(f"{len(names)} LayerNorms stand outside its blocks")
+            raise Otherwise(f"{len(names)} norms stand outside its blocks")
         return names[0]
 
-    def attended(self, attention: Attention, x: Tensor, bias_Hnn: Tensor | float = 0.0) -> Tensor:
-        """Returns the output of attention for states [b, n, D], written out; the bias is added to the scores."""
+    def through(self, x: Tensor, pre_norm: bool, bias_Hnn: Tensor | float = 0.0) -> Tensor:
+        """Returns states [b, n, D] behind the last block, written out; norms stand before the layers, or behind them.
+
+        Args:
+            x: The states before the first block.
+            pre_norm: Whether they stand before.
+            bias_Hnn: Added to the scores of attention.
+        """
+        for attention, layers, (first, second) in self:
+            if pre_norm:
+                x = self._attended(attention, self.normalized(first, x), bias_Hnn) + x
+                x = self._fed(layers, self.normalized(second, x)) + x
+            else:
+                x = self.normalized(first, self._attended(attention, x, bias_Hnn) + x)
+                x = self.normalized(second, self._fed(layers, x) + x)
+        return x
+
+    def normalized(self, name: str, x: Tensor) -> Tensor:
+        """Returns the norm of states, as a plan has it."""
+        norm = norm_of(self.modules[name])
+        if norm.centred:
+            return F.layer_norm(x, norm.gain.shape, norm.gain, norm.bias, norm.eps)
+        return x * (x.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt() * norm.gain
+
+    def _attended(self, attention: Attention, x: Tensor, bias_Hnn: Tensor | float) -> Tensor:
         known: Any = self.modules
         query, key, value = (
             known[layer](x).unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for layer, _ in attention.parts.values()
@@ -94,19 +132,36 @@ class BlockPaths:
         found: Tensor = known[attention.output]((scores @ value).transpose(1, 2).flatten(2))
         return found
 
-    def block(self, number: int, norms: tuple[str, str], scales: Mapping[str, Any]) -> Block:
-        """Returns a block of the plan.
+    def _fed(self, layers: tuple[str, ...], x: Tensor) -> Tensor:
+        known: Any = self.modules
+        first, *second, down = layers
+        opened = ACTIVATIONS[self.activation](known[first](x))
+        found: Tensor = known[down](opened * known[second[0]](x) if second else opened)
+        return found
+
+    def planned(self, outer: str, pre_norm: bool, scales: Mapping[str, Any]) -> tuple[Norm, tuple[Block, ...]]:
+        """Returns the norm behind the embeddings and the blocks, as a plan has them.
 
         Args:
-            number: Of the block.
-            norms: The norms behind its attention and behind its feed-forward network.
+            outer: The norm outside the blocks: behind the embeddings, or with `pre_norm` behind the last block.
+            pre_norm: Whether norms stand before the layers; in a plan each of them is behind what comes before it.
             scales: Of the layers in int8.
         """
+        embedded, norms = outer, list(self.norms)
+        if pre_norm:
+            following = [*(first for first, _ in self.norms[1:]), outer]
+            embedded, norms = self.norms[0][0], [(second, after) for (_, second), after in zip(self.norms, following, strict=True)]
+        blocks = tuple(self._block(number, behind, scales) for number, behind in enumerate(norms))
+        return norm_of(self.modules[embedded]), blocks
+
+    def _block(self, number: int, norms: tuple[str, str], scales: Mapping[str, Any]) -> Block:
         attention, known = self.attentions[number], self.linears
-        names = [*(attention.parts[part][0] for part in ("query", "key", "value")), attention.output, *self.feed_forward[number]]
-        query, key, value, out, up, down = (linear_of(name, known[name], scales.get(name)) for name in names)
+        *gate, up, down = self.feed_forward[number]
+        names = {part: layer for part, (layer, _) in attention.parts.items()}
+        names |= {"out": attention.output, **({"gate": gate[0]} if gate else {}), "up": up, "down": down}
+        layers: dict[str, Any] = {part: linear_of(name, known[name], scales.get(name)) for part, name in names.items()}
         first, second = (norm_of(self.modules[name]) for name in norms)
-        return Block(query, key, value, out, up, down, attention.head_dim, attention.scaling, first, second)
+        return Block(**layers, head_dim=attention.head_dim, scaling=attention.scaling, out_norm=first, ffn_norm=second)
 
 
 def stack_of(model: PreTrainedModel) -> tuple[dict[str, nn.Module], Attentions]:
@@ -136,15 +191,26 @@ def block_paths(model: PreTrainedModel) -> BlockPaths:
         attention = attentions.own[number]
         _check_attention(attention)
         used = {attention.output, *(layer for layer, _ in attention.parts.values())}
-        layers = [layer for layer in _of(block, name, nn.Linear) if layer not in used]
-        feed_forward.append(_two(layers, "linear layers next to its attention"))
-        norms.append(_two(_of(block, name, nn.LayerNorm), "LayerNorms"))
-    act = str(getattr(model.config, "hidden_act", None) or getattr(model.config, "activation", None))
-    if act not in SPELLINGS:
-        raise Otherwise(f"its activation is {act}; {' and '.join(sorted(set(SPELLINGS.values())))} are written")
+        layers = tuple(layer for layer in linears_in(block, name) if layer not in used)
+        if len(layers) not in (2, 3):
+            raise Otherwise(f"a block has {len(layers)} linear layers next to its attention, where BERT has 2 and a gated network has 3")
+        feed_forward.append(layers)
+        norms.append(two_norms(block, name, "BERT"))
     modules, own = dict(model.named_modules()), tuple(attentions.own[number] for number in range(len(blocks)))
     outside = tuple(name for name in modules if not name.startswith(inside))
-    return BlockPaths(modules, outside, SPELLINGS[act], own, tuple(feed_forward), tuple(norms))
+    return BlockPaths(modules, outside, activation_of(model), own, tuple(feed_forward), tuple(norms))
+
+
+def activation_of(model: PreTrainedModel) -> Activation:
+    """Returns the activation that the config of a model names.
+
+    Raises:
+        Otherwise: It is not written.
+    """
+    act = next((str(getattr(model.config, name)) for name in ACTIVATION_KEYS if getattr(model.config, name, None)), "None")
+    if act not in SPELLINGS:
+        raise Otherwise(f"its activation is {act}; {', '.join(sorted(set(SPELLINGS.values())))} are written")
+    return SPELLINGS[act]
 
 
 def _check_attention(attention: Attention) -> None:
@@ -154,19 +220,42 @@ def _check_attention(attention: Attention) -> None:
         raise Otherwise("one layer makes its queries, keys and values")
 
 
-def _of(block: nn.Module, prefix: str, kind: type[nn.Module]) -> list[str]:
-    return [f"{prefix}.{name}" for name, module in block.named_modules() if isinstance(module, kind)]
+def linears_in(block: nn.Module, prefix: str) -> list[str]:
+    """Returns the paths of the linear layers of a block."""
+    return [f"{prefix}.{name}" for name, module in block.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _two(names: Sequence[str], what: str) -> tuple[str, str]:
+def two_norms(block: nn.Module, prefix: str, example: str) -> tuple[str, str]:
+    """Returns the paths of the two norms of a block.
+
+    Raises:
+        Otherwise: There is another number of them.
+    """
+    names = [f"{prefix}.{name}" for name, module in block.named_modules() if is_norm(module)]
     if len(names) != 2:
-        raise Otherwise(f"a block has {len(names)} {what}, where BERT has 2")
+        raise Otherwise(f"a block has {len(names)} norms, where {example} has 2")
     return names[0], names[1]
 
 
+def is_norm(module: Any) -> bool:
+    """Whether a module is a LayerNorm, or has a gain and an epsilon alone, as an RMSNorm."""
+    if isinstance(module, nn.LayerNorm):
+        return True
+    own = dict(module.named_parameters())
+    return own.keys() == {"weight"} and own["weight"].ndim == 1 and _epsilon(module) is not None and not list(module.children())
+
+
+def _epsilon(module: Any) -> float | None:
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return found if isinstance(found, float) else None
+
+
 def norm_of(module: Any) -> Norm:
-    """Returns a LayerNorm as a plan has it."""
-    return Norm(floats(module.weight), floats(module.bias), float(module.eps))
+    """Returns a norm (`is_norm`) as a plan has it."""
+    centred, eps = isinstance(module, nn.LayerNorm), _epsilon(module)
+    assert eps is not None, "a norm has an epsilon"
+    bias = module.bias if centred else None
+    return Norm(floats(module.weight), None if bias is None else floats(bias), eps, centred)
 
 
 def sparse_or_dense(codes_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Int8Weight | SparseWeight:

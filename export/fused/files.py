@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foundation.core.errors import InputError
 
-FORMAT = 3
+FORMAT = 4
 KIND = "kind"
 """Entry of the JSON: what the plan is of."""
 Document = Mapping[str, Any]

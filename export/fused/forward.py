@@ -5,13 +5,14 @@
     attention + quantize      over packed rows; or torch's kernel and quantize (`library_attention`)
     out                       int8 GEMM
     residual + LayerNorm + quantize
-    up                        int8 GEMM + bias + activation + quantize
+    up                        int8 GEMM + bias + activation + quantize; with a gate one kernel for both products, f and their product
     down                      int8 GEMM
     residual + LayerNorm + quantize
+    pooling                   the states of a token of each sequence, or their mean
     head                      float, as a rule: torch
 
 An image begins with its patches: an int8 GEMM, or a product of torch; then the positions are added, and LayerNorm + quantize follow. In a
-pre-norm model (`plan`) the norms keep the sum for the next residual.
+pre-norm model (`plan`) the norms keep the sum for the next residual. A norm is a LayerNorm or an RMSNorm.
 
 What follows a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
@@ -36,10 +37,14 @@ from export.fused.linears import FloatLinear, Int8Linear, Linear
 from export.fused.plan import Block, HeadActivation, Patches, Plan
 from export.fused.rows import Limits, Rows
 from export.kernels import attention, embedding, qkv, quantize
+from export.kernels import pooling as pooling_kernel
 from export.kernels.attention import Scores
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Keep
 from foundation.core.errors import InputError
+
+SMALLEST_NORM = 1e-12
+"""Least length that a vector is divided by."""
 
 
 class Encoder(Layers):
@@ -59,7 +64,7 @@ class Encoder(Layers):
         super().__init__(dtype, tiles)
         self.plan, self.device = plan.to(device), device
         self._keep: Keep = "sum" if plan.pre_norm else "norm"
-        self._tables = [table.to(dtype) for table in (self.plan.word, self.plan.kind, self.plan.position)]
+        self._tables = {name: table.to(dtype) for name, table in self.plan.tables.items()}
         self._merged = [merged(block, dtype) for block in self.plan.blocks]
         self._by_library = plan.attention == "varlen" and dtype == torch.float16
         why = library_attention.refusal(plan, device, dtype) if self._by_library else None
@@ -71,32 +76,45 @@ class Encoder(Layers):
     @property
     def limits(self) -> Limits:
         """Bounds of the ids in rows."""
-        return Limits(len(self.plan.word), len(self.plan.kind), self.plan.longest, self.plan.first_position)
+        kinds = 1 if self.plan.kind is None else len(self.plan.kind)
+        return Limits(len(self.plan.word), kinds, self.plan.longest, self.plan.first_position)
 
     def forward(self, rows: Rows) -> Tensor:
-        """Returns the logits of every sequence, float32 `[B, C]`, on the device of the rows."""
-        return self.head(self.first_states(rows))
+        """Returns the logits or the vector of every sequence, float32 `[B, C]`, on the device of the rows."""
+        return self.head(self.pooled(rows))
 
     def head(self, x_BI: Tensor) -> Tensor:
-        """Returns the logits of states, float32 `[B, C]`."""
-        for layer, after in self.plan.head:
+        """Returns the logits or vectors of pooled states, float32 `[B, C]`."""
+        head = self.plan.head
+        for layer, after in head.layers:
             x_BI = self._headed(layer, after, x_BI)
-        return x_BI
+        x_BI = x_BI[:, : head.dimensions]
+        return F.normalize(x_BI, dim=1, eps=SMALLEST_NORM) if head.normalize else x_BI
 
-    def first_states(self, rows: Rows) -> Tensor:
-        """Returns the states of the first token of every sequence after the last block, float32 `[B, I]`."""
+    def pooled(self, rows: Rows) -> Tensor:
+        """Returns what the head reads of every sequence, float32 `[B, I]`."""
+        states_TI, pooling = self.states(rows), self.plan.head.pooling
+        if pooling == "first":
+            return states_TI.index_select(0, rows.first).float()
+        if pooling == "last":
+            return states_TI.index_select(0, (rows.start[1:] - 1).clamp(min=0)).float()
+        pooled_BI = torch.empty(rows.sequences, states_TI.shape[1], device=states_TI.device)
+        pooling_kernel.launch(states_TI, rows.start, pooling, pooled_BI).run()
+        return pooled_BI
+
+    def states(self, rows: Rows) -> Tensor:
+        """Returns the states of all tokens behind the last norm, `[T, I]`."""
         states, residual = self._embedded(rows) if self.plan.patches is None else self._patched(self.plan.patches, rows)
         for number, block in enumerate(self.plan.blocks):
             attended = self._linear(block.out, self._attended(number, states, rows)).float_states
-            states, residual = self._normalized(attended, residual, block.out_norm, (block.up,), self._keep)
-            grown = self._linear(block.up, states, self.plan.activation, block.down)
-            shrunk = self._linear(block.down, grown).float_states
+            states, residual = self._normalized(attended, residual, block.out_norm, block.readers, self._keep)
+            shrunk = self._linear(block.down, self._fed(block, self.plan.activation, states)).float_states
             states, residual = self._normalized(shrunk, residual, block.ffn_norm, self._readers(number + 1), self._keep)
-        return states.float_states.index_select(0, rows.first).float()
+        return states.float_states
 
     def _readers(self, number: int) -> tuple[Linear, ...]:
         """Returns the layers that read the states before a block; none behind the last, where the head reads."""
-        return self.plan.blocks[number].linears[:3] if number < len(self.plan.blocks) else ()
+        return self.plan.blocks[number].projections if number < len(self.plan.blocks) else ()
 
     def probe(self, rows: Rows) -> tuple[Tensor, dict[str, Probe]]:
         """Returns the logits, and by path what every int8 layer read and multiplied.
@@ -111,17 +129,21 @@ class Encoder(Layers):
 
     def _embedded(self, rows: Rows) -> tuple[States, Tensor]:
         """Returns the embeddings of text, as states and as a residual."""
-        word, kind, position = self._tables
-        float_states = word.new_empty(len(rows.word), word.shape[1])
-        codes, scale = codes_like(float_states, scale_read_by(self._readers(0)))
-        lookups = (rows.word, word), (rows.kind, kind), (rows.position, position)
-        embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, float_states).run()
-        return States(float_states, codes, scale), float_states
+        tables, readers = self._tables, self._readers(0)
+        kept = tables["word"].new_empty(len(rows.word), tables["word"].shape[1])
+        codes, scale = codes_like(kept, scale_read_by(readers))
+        ids = {"kind": rows.kind, "position": rows.position}
+        kind, position = ((ids[name], tables[name]) if name in tables else None for name in ids)
+        lookups = (rows.word, tables["word"]), kind, position
+        embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, kept, self._keep).run()
+        if self._keep == "norm":
+            return States(kept, codes, scale), kept
+        return self._read(kept, self.plan.norm, readers, codes, scale), kept
 
     def _patched(self, patches: Patches, rows: Rows) -> tuple[States, Tensor]:
         """Returns the embeddings of images, as states and as a residual."""
         assert rows.pixels is not None, "these rows are text"
-        (token, _, position), projection = self._tables, patches.projection
+        token, position, projection = self._tables["word"], self._tables["position"], patches.projection
         x = patches.of(rows.pixels)
         y = self._linear(projection, States(x.to(self.dtype) if isinstance(projection, FloatLinear) else x)).float_states
         y = y.view(len(rows.pixels), -1, y.shape[1])
@@ -130,12 +152,8 @@ class Encoder(Layers):
 
     def _attended(self, number: int, states: States, rows: Rows) -> States:
         """Returns the outputs of attention [T, H D], as codes where `out` reads codes."""
-        block, scale = self.plan.blocks[number], one_scale(self.plan.blocks[number].out)
-        parts = self._projected(number, states)
-        found = self._attention(block, parts, rows, scale)
-        if scale is None:
-            return States(found)
-        return States(None if self._probes is None else self._attention(block, parts, rows, None), found, scale)
+        block, parts = self.plan.blocks[number], self._projected(number, states)
+        return self._coded(lambda scale: self._attention(block, parts, rows, scale), one_scale(block.out))
 
     def _attention(self, block: Block, parts: tuple[Tensor, Tensor, Tensor], rows: Rows, scale: float | None) -> Tensor:
         if self._by_library:
@@ -155,7 +173,7 @@ class Encoder(Layers):
     def _projected(self, number: int, states: States) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values, [T, H, D] each."""
         block, together = self.plan.blocks[number], self._merged[number]
-        layers = block.query, block.key, block.value
+        layers = block.projections
         if together is None:
             query, key, value = (_by_head(self._linear(layer, states).float_states, block.head_dim) for layer in layers)
             return query, key, value
@@ -171,7 +189,7 @@ class Encoder(Layers):
 
 def merged(block: Block, dtype: torch.dtype) -> tuple[Int8Weight, qkv.Heads] | None:
     """Returns the one GEMM of queries, keys and values, and how it is split; None where it has to be three."""
-    weight = stacked((block.query, block.key, block.value))
+    weight = stacked(block.projections)
     if weight is None or block.head_dim not in qkv.DIMENSIONS:
         return None
     return weight, qkv.Heads(block.heads, block.key_heads, block.head_dim, dtype=dtype)

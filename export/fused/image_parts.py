@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from export.fused.blocks import TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of, norm_of, sparse_or_dense
-from export.fused.layers import ACTIVATIONS
+from export.fused.blocks import TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of, sparse_or_dense
 from export.fused.linears import FloatLinear, Int8Linear, Linear
-from export.fused.plan import Patches, Plan
+from export.fused.plan import Head, Patches, Plan
 from foundation.models.inputs.images import image_shape
 from foundation.models.library import REFUSED, one_line
 from foundation.schemes.int8 import LayerScales
@@ -54,10 +53,7 @@ class ImagePaths:
         known: Any = self.blocks.modules
         patches = known[self.convolution](pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(pixels), -1, -1), patches], dim=1) + self.position
-        for attention, (up, down), (first, second) in self.blocks:
-            x = self.blocks.attended(attention, known[first](x)) + x
-            x = known[down](ACTIVATIONS[self.blocks.activation](known[up](known[second](x)))) + x
-        found: Tensor = known[self.head](known[self.norm](x)[:, 0])
+        found: Tensor = known[self.head](self.blocks.normalized(self.norm, self.blocks.through(x, pre_norm=True))[:, 0])
         return found
 
 
@@ -77,20 +73,18 @@ def image_plan(model: PreTrainedModel, scales: Mapping[str, Any], nodes: Mapping
     paths = _read_paths(model, (height, width))
     _prove(model, paths, (channels, height, width))
     blocks, known = paths.blocks, paths.blocks.modules
-    before = [first for first, _ in blocks.norms]
-    after = [*before[1:], paths.norm]
-    norms = [(second, following) for (_, second), following in zip(blocks.norms, after, strict=True)]
-    token = floats(paths.token)[0]
+    norm, planned = blocks.planned(paths.norm, True, scales)
     convolution: Any = known[paths.convolution]
+    position = floats(paths.position)[0]
     return Plan(
-        word=token,
-        kind=torch.zeros_like(token),
-        position=floats(paths.position)[0],
-        norm=norm_of(known[before[0]]),
-        first_position=0,
+        word=floats(paths.token)[0],
+        kind=None,
+        position=position,
+        norm=norm,
+        longest=len(position),
         activation=blocks.activation,
-        blocks=tuple(blocks.block(number, names, scales) for number, names in enumerate(norms)),
-        head=((linear_of(paths.head, blocks.linears[paths.head], scales.get(paths.head)), "none"),),
+        blocks=planned,
+        head=Head(((linear_of(paths.head, blocks.linears[paths.head], scales.get(paths.head)), "none"),)),
         nodes={name: nodes[name] for name in nodes},
         pre_norm=True,
         patches=Patches(_projection(paths.convolution, convolution, scales.get(paths.convolution)), channels, height, width, paths.edge),

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from export.fused.linears import FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear
-from export.kernels import block_sparse, gemm, norm, qkv, quantize, w4a16, w8a16
+from export.kernels import block_sparse, gated, gemm, norm, qkv, quantize, w4a16, w8a16
 from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight, Output
@@ -75,6 +75,22 @@ class Probe:
     """Its product before the bias, float32 [T, O]."""
 
 
+class FeedForward(Protocol):
+    """The layers of a feed-forward network."""
+
+    @property
+    def gate(self) -> Linear | None:
+        """The layer whose outputs go through f and multiply those of `up`; None for a network of two layers."""
+
+    @property
+    def up(self) -> Linear:
+        """The other layer that reads the states."""
+
+    @property
+    def down(self) -> Linear:
+        """The last layer."""
+
+
 class Layers:
     """Runs layers.
 
@@ -100,14 +116,38 @@ class Layers:
             else:
                 w8a16.launch(x, layer.weight, out_TO, activation).run()
             return States(out_TO)
-        (codes, given), scale = self._codes(layer, states), one_scale(reader)
+        codes, given = self._codes(layer, states)
         self._note(layer, states, codes, given)
-        output = Output(activation, self.dtype, scale)
-        found = self._product(layer, codes, given, output)
+        return self._coded(lambda scale: self._product(layer, codes, given, Output(activation, self.dtype, scale)), one_scale(reader))
+
+    def _fed(self, block: FeedForward, activation: Activation, states: States) -> States:
+        """Returns what the last layer of a feed-forward network reads."""
+        gate, up = block.gate, block.up
+        if gate is None:
+            return self._linear(up, states, activation, block.down)
+        weights = gated_weights(gate, up)
+        if weights is None:
+            opened = ACTIVATIONS[activation](self._linear(gate, states).float_states)
+            return States(opened * self._linear(up, states).float_states)
+        assert isinstance(gate, Int8Linear), "gated weights are int8"
+        codes, given = self._codes(gate, states)
+        for layer in (gate, up):
+            self._note(layer, states, codes, given)
+
+        def product(scale: float | None) -> Tensor:
+            output = Output(activation, self.dtype, scale)
+            out = torch.empty(len(codes), gate.outputs, dtype=output.stored, device=codes.device)
+            gated.launch(codes, given, *weights, output, out).run()
+            return out
+
+        return self._coded(product, one_scale(block.down))
+
+    def _coded(self, compute: Callable[[float | None], Tensor], scale: float | None) -> States:
+        """Returns what a kernel computes: floats, or codes of a scale, with the floats while probes are requested."""
+        found = compute(scale)
         if scale is None:
             return States(found)
-        floats = None if self._probes is None else self._product(layer, codes, given, replace(output, scale=None))
-        return States(floats, found, scale)
+        return States(None if self._probes is None else compute(None), found, scale)
 
     def _codes(self, layer: Int8Linear, states: States) -> tuple[Tensor, float | Tensor]:
         """Returns the codes that a layer reads, and their scale: those that there are, or new ones."""
@@ -240,6 +280,14 @@ def stacked(layers: Sequence[Linear]) -> Int8Weight | None:
         biases.append(torch.zeros_like(layer.weight.scale) if layer.weight.bias is None else layer.weight.bias)
     codes, scale = (torch.cat([getattr(weight, name) for weight in weights]) for name in ("codes", "scale"))
     return Int8Weight(codes, scale, torch.cat(biases))
+
+
+def gated_weights(gate: Linear, up: Linear) -> tuple[Int8Weight, Int8Weight] | None:
+    """Returns the weights of gate and up for one kernel; None unless both are dense int8, of the same codes, and alike in having a bias."""
+    weights = [layer.weight for layer in (gate, up) if isinstance(layer, Int8Linear) and isinstance(layer.weight, Int8Weight)]
+    if len(weights) < 2 or scale_of(gate) is None or scale_of(gate) != scale_of(up):
+        return None
+    return (weights[0], weights[1]) if (weights[0].bias is None) == (weights[1].bias is None) else None
 
 
 def divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:

@@ -225,6 +225,20 @@ def tensors_of_norm(name: str, norm: Norm) -> dict[str, Tensor]:
     return {f"{name}.gain": norm.gain} | ({} if norm.bias is None else {f"{name}.bias": norm.bias})
 
 
+def document_of_norm(norm: Norm) -> dict[str, Any]:
+    """Returns what the JSON of a plan says about a norm."""
+    return {"eps": norm.eps, "centred": norm.centred}
+
+
+def norm_from(name: str, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Norm:
+    """Returns a norm, given its name and entry in the JSON, and the tensors of the file.
+
+    Raises:
+        KeyError: A tensor is missing.
+    """
+    return Norm(tensors[f"{name}.gain"], tensors.get(f"{name}.bias"), entry["eps"], entry["centred"])
+
+
 def norm_to(norm: Norm, device: torch.device) -> Norm:
     """Returns a norm on a device."""
     return Norm(norm.gain.to(device), moved(norm.bias, device), norm.eps, norm.centred)

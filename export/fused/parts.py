@@ -1,19 +1,21 @@
-"""Finds the parts of a BERT-like encoder by structure, and proves them by computing: a checkpoint in, a plan out.
+"""Finds the parts of an encoder of text by structure, and proves them by computing: a checkpoint in, a plan out.
 
     blocks and attention     traced (`foundation.models.architecture.attention`): query, key, value, output, heads, scaling
-    up and down              the two other linear layers of a block
-    norms                    the two LayerNorms of a block, the second one after the feed-forward network
-    embeddings               the tables outside the blocks, told apart by their rows, with one LayerNorm
+    up and down              the two other linear layers of a block; of three, gate and up are the first two, in the order that fits
+    norms                    the two norms of a block; behind the layers (BERT) or before them (T5), whichever fits
+    embeddings               the tables outside the blocks, told apart by their rows
+    outer norm               the one norm outside the blocks: behind the embeddings (BERT), or behind the last block (T5)
     positions                what the model looks up for a row without padding
-    relative positions       the table of a number for each head, and what the model looks up in it for its longest row (MPNet, as in T5)
+    relative positions       the table of a number for each head, and what the model looks up in it for its longest row (MPNet, T5)
     head                     the linear layers outside the blocks, in order; the activations between them are those that fit
+    vectors                  pooled and normalized as the settings of the checkpoint say (`foundation.models.heads.embedding`)
 
-Neither names nor this list prove anything: a pre-norm encoder has the same modules. So the parts are computed with, written out
-in torch, and a model whose logits are others is refused. The activations of the head are found in the same way.
+Neither names nor this list prove anything: models of the same modules compute otherwise. So the parts are computed with, written out
+in torch, and a model whose logits are others is refused.
 
-Models of images stand in `image_parts`. Left out: text with norms before a layer (GPT-2), RMSNorm, a projection after narrower
-embeddings (ELECTRA small), one block for all layers (ALBERT), relative positions that depend on the states (DeBERTa), rotary positions,
-gated feed-forward networks, answers for every token, products of attention and residuals in int8.
+Models of images stand in `image_parts`. Left out: a projection after narrower embeddings (ELECTRA small), one block for all layers
+(ALBERT), a norm before the first layer behind the norm of the embeddings (RoBERTa-PreLayerNorm), relative positions of each block (UMT5)
+or that depend on the states (DeBERTa), rotary positions, answers for every token, products of attention and residuals in int8.
 
 Shape suffixes: b rows, n tokens.
 """
@@ -21,20 +23,22 @@ Shape suffixes: b rows, n tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from export.fused.blocks import KEY, TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of, norm_of
+from export.fused.blocks import KEY, TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of
 from export.fused.image_parts import image_plan
 from export.fused.layers import ACTIVATIONS
-from export.fused.plan import HeadActivation, Plan
+from export.fused.plan import Head, HeadActivation, Plan, Pooling
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
+from foundation.models.heads.dense import LAYER
+from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
 from foundation.models.library import REFUSED, one_line
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.sites import load_sites
@@ -43,9 +47,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PROOF_TOKENS = 12
-REFUSAL = "its {} layers differ from the layers of BERT and ViT, which the fused kernels run: {}"
-
+UNLIMITED = 512
+"""Tokens of a row of a model whose positions have no end, unless the caller says otherwise."""
+REFUSAL = "its {} layers differ from the layers of BERT, T5 and ViT, which the fused kernels run: {}"
+POOLINGS: Mapping[str, Pooling] = {"cls": "first", "mean": "mean", "last": "last", "weighted": "weighted"}
+"""Poolings by their names in the settings of a checkpoint."""
 DECODERS = "give torch_kernels_decoder for decoders"
+
+
+@dataclass(frozen=True)
+class HeadPaths:
+    """The head: pooling, layers with their activations, and what becomes of the last one's output (`export.fused.plan.Head`)."""
+
+    layers: tuple[tuple[str, HeadActivation], ...]
+    pooling: Pooling = "first"
+    dimensions: int | None = None
+    normalize: bool = False
+    settled: bool = False
+    """Whether the activations are known."""
+
+    @property
+    def candidates(self) -> Iterator[HeadPaths]:
+        """Yields the head with every choice of activations between its layers; as it is where they are known."""
+        if self.settled:
+            yield self
+            return
+        for after in itertools.product(*[get_args(HeadActivation)] * max(0, len(self.layers) - 1)):
+            yield replace(self, layers=tuple((name, which) for (name, _), which in zip(self.layers, (*after, "none"), strict=False)))
+
+    def logits(self, states_bnI: Tensor, modules: Any) -> Tensor:
+        """Returns logits or vectors of rows without padding, written out, for the proof."""
+        places = torch.arange(1, states_bnI.shape[1] + 1, dtype=states_bnI.dtype)
+        weights_n = places if self.pooling == "weighted" else torch.ones_like(places)
+        pooled = {"first": states_bnI[:, 0], "last": states_bnI[:, -1]}
+        x = pooled.get(self.pooling, (states_bnI * weights_n[:, None]).sum(dim=1) / weights_n.sum())
+        for layer, name in self.layers:
+            x = ACTIVATIONS[name](modules[layer](x))
+        x = x[:, : self.dimensions]
+        return x / x.norm(dim=1, keepdim=True) if self.normalize else x
 
 
 @dataclass(frozen=True)
@@ -55,42 +94,44 @@ class EncoderPaths:
     blocks: BlockPaths
     word: str
     kind: str | None
-    position: str
+    position: str | None
     first_position: int
+    longest: int
     norm: str
-    head: tuple[tuple[str, HeadActivation], ...] = ()
-    relative: Tensor | None = None
+    head: HeadPaths
+    relative: Tensor | None = field(default=None, repr=False)
     """See `Plan.relative`."""
+    pre_norm: bool = False
+
+    @property
+    def candidates(self) -> Iterator[EncoderPaths]:
+        """Yields the parts with norms behind and before the layers, and with either gate."""
+        for pre_norm, blocks in itertools.product((False, True), self.blocks.gates):
+            yield replace(self, pre_norm=pre_norm, blocks=blocks)
 
     def states(self, ids_bn: Tensor, kinds_bn: Tensor) -> Tensor:
-        """Returns the states of the first tokens, float32 [b, D], of rows without padding; written out, for the proof."""
+        """Returns the states of all tokens, float32 [b, n, I], of rows without padding; written out, for the proof."""
         known: Any = self.blocks.modules
-        positions_n = torch.arange(ids_bn.shape[1]) + self.first_position
+        tokens = torch.arange(ids_bn.shape[1])
         x = known[self.word].weight[ids_bn] + (0 if self.kind is None else known[self.kind].weight[kinds_bn])
-        x = known[self.norm](x + known[self.position].weight[positions_n])
+        if self.position is not None:
+            x = x + known[self.position].weight[tokens + self.first_position]
+        if not self.pre_norm:
+            x = self.blocks.normalized(self.norm, x)
         bias: Tensor | float = 0.0
         if self.relative is not None:
-            tokens = torch.arange(ids_bn.shape[1])
             bias = self.relative[:, tokens[None, :] - tokens[:, None] + self.relative.shape[1] // 2]
-        for attention, (up, down), (first, second) in self.blocks:
-            x = known[first](self.blocks.attended(attention, x, bias) + x)
-            x = known[second](known[down](ACTIVATIONS[self.blocks.activation](known[up](x))) + x)
-        states: Tensor = x[:, 0]
-        return states
-
-    def logits(self, states: Tensor, after: Sequence[HeadActivation]) -> Tensor:
-        """Returns the head's output for states, with these activations after its layers."""
-        for (layer, _), name in zip(self.head, after, strict=True):
-            states = ACTIVATIONS[name](self.blocks.modules[layer](states))
-        return states
+        x = self.blocks.through(x, self.pre_norm, bias)
+        return self.blocks.normalized(self.norm, x) if self.pre_norm else x
 
 
-def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | None = None) -> Plan:
+def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | None = None, longest: int = UNLIMITED) -> Plan:
     """Returns the plan of a w8a8 checkpoint.
 
     Args:
         checkpoint: The folder.
         nodes: See `Plan.nodes`.
+        longest: Most tokens of a row, for a model whose positions have no end (T5).
 
     Raises:
         InputError: The model is built otherwise, or computes otherwise, or something other than its linear layers is int8.
@@ -112,88 +153,123 @@ def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | Non
     try:
         if model.main_input_name == "pixel_values":
             return image_plan(model, scales, nodes or {})
-        found = _proved(model, _read_paths(model))
+        found = _proved(model, _read_paths(model, longest))
     except Otherwise as error:
         raise InputError(KEY, REFUSAL.format(kind, error)) from error
     return _plan(found, scales, nodes or {})
 
 
-def _read_paths(model: PreTrainedModel) -> EncoderPaths:
-    """Reads the parts off the structure, the activations of the head excepted.
+def _read_paths(model: PreTrainedModel, longest: int) -> EncoderPaths:
+    """Reads the parts off the structure, but for what has candidates.
 
     Raises:
         Otherwise: There are other parts.
     """
     blocks = block_paths(model)
-    outside = {name: blocks.modules[name] for name in blocks.outside}
-    relative = next((name for name, module in outside.items() if _of_heads(module, blocks)), None)
-    word, kind, position = _tables(model, {name: module for name, module in outside.items() if name != relative})
-    first_position = _first_position(model, blocks.modules[position])
-    longest = model.get_submodule(position).num_embeddings - first_position
+    relative = [name for name, module in blocks.modules.items() if _of_heads(module, blocks)]
+    if len(relative) > 1:
+        raise Otherwise(f"it has {len(relative)} tables of relative positions; one for all blocks is written")
+    outside = {name: blocks.modules[name] for name in blocks.outside if name not in relative}
+    word, kind, position = _tables(model, outside, bool(relative))
+    first_position = 0 if position is None else _first_position(model, blocks.modules[position])
+    if position is not None:
+        table: Any = blocks.modules[position]
+        longest = table.num_embeddings - first_position
     return EncoderPaths(
         blocks=blocks,
         word=word,
         kind=kind,
         position=position,
         first_position=first_position,
+        longest=longest,
         norm=blocks.outer_norm(),
-        head=tuple((name, "none") for name in blocks.outer(nn.Linear)),
-        relative=None if relative is None else _relative(model, blocks.modules[relative], int(longest)),
+        head=_head(model, blocks),
+        relative=_relative(model, blocks.modules[relative[0]], longest) if relative else None,
     )
 
 
+def _head(model: PreTrainedModel, blocks: BlockPaths) -> HeadPaths:
+    told: EmbeddingSettings | None = getattr(model.config, EMBEDDING_KEY, None)
+    if told is None:
+        return HeadPaths(tuple((name, "none") for name in blocks.outer(nn.Linear)))
+    activation: Any = told["dense"]["activation"] if "dense" in told else None
+    layers = () if activation is None else ((LAYER, activation),)
+    return HeadPaths(layers, POOLINGS[str(told["pooling"])], told["dimensions"], told["normalize"], settled=True)
+
+
 def _proved(model: PreTrainedModel, paths: EncoderPaths) -> EncoderPaths:
-    """Returns the parts with the activations of the head that give the logits of the model.
+    """Returns the parts among their candidates that give the logits or vectors of the model.
 
     Raises:
         Otherwise: None do.
     """
+    given, apart, fits = _proof(model, paths), [], False
+    kinds = given.get("token_type_ids", torch.zeros_like(given["input_ids"]))
+    problem = ""
+    with torch.inference_mode():
+        expected = model(**given).logits
+        for parts in paths.candidates:
+            try:
+                states = parts.states(given["input_ids"], kinds)
+            except REFUSED as error:
+                problem = one_line(error)
+                continue
+            fits = True
+            for head in parts.head.candidates:
+                try:
+                    logits = head.logits(states, parts.blocks.modules)
+                except REFUSED:  # the layers do not fit one after another
+                    continue
+                if logits.shape == expected.shape:
+                    apart.append(float((logits - expected).abs().max() / expected.abs().max()))
+                    if apart[-1] <= TOLERANCE:
+                        return replace(parts, head=head)
+    if not fits:
+        raise Otherwise(f"its layers do not fit behind each other ({problem})")
+    told = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
+    raise Otherwise(f"it has the modules of BERT or T5 and computes otherwise ({told})")
+
+
+def _proof(model: PreTrainedModel, paths: EncoderPaths) -> dict[str, Tensor]:
+    """Returns rows without padding."""
     generator = torch.Generator().manual_seed(0)
-    tokens = min(PROOF_TOKENS, model.get_submodule(paths.position).num_embeddings - paths.first_position)
-    ids = torch.randint(model.get_submodule(paths.word).num_embeddings, (3, tokens), generator=generator)
+    known: Any = paths.blocks.modules
+    ids = torch.randint(known[paths.word].num_embeddings, (3, min(PROOF_TOKENS, paths.longest)), generator=generator)
     pad = getattr(model.config, "pad_token_id", None)
     if pad is not None:  # a model that counts positions by it would see padding
         ids[ids == pad] = 0 if pad else 1
     given = {"input_ids": ids}
     if paths.kind is not None:
-        given["token_type_ids"] = torch.randint(model.get_submodule(paths.kind).num_embeddings, ids.shape, generator=generator)
-    with torch.inference_mode():
-        expected, apart = model(**given).logits, []
-        try:
-            states = paths.states(ids, given.get("token_type_ids", torch.zeros_like(ids)))
-        except REFUSED as error:
-            raise Otherwise(f"its layers do not fit behind each other ({one_line(error)})") from error
-        for after in itertools.product(*[get_args(HeadActivation)] * max(0, len(paths.head) - 1)):
-            try:
-                logits = paths.logits(states, (*after, "none"))
-            except REFUSED:  # the layers do not fit one after another
-                continue
-            if logits.shape != expected.shape:
-                continue
-            apart.append(float((logits - expected).abs().max() / expected.abs().max()))
-            if apart[-1] <= TOLERANCE:
-                named = tuple((name, which) for (name, _), which in zip(paths.head, (*after, "none"), strict=True))
-                return EncoderPaths(**{**vars(paths), "head": named})
-    told = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
-    raise Otherwise(f"it has the modules of BERT and computes otherwise ({told})")
+        given["token_type_ids"] = torch.randint(known[paths.kind].num_embeddings, ids.shape, generator=generator)
+    return given
 
 
-def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module]) -> tuple[str, str | None, str]:
-    """Returns the paths of the tables of words, of token types (None without) and of positions."""
-    tables = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
+def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module], relative: bool) -> tuple[str, str | None, str | None]:
+    """Returns the paths of the tables of words, of token types and of positions; None for one that is not there.
+
+    Args:
+        model: The model.
+        outside: The modules outside its blocks, without tables of relative positions.
+        relative: Whether it has such a table, and needs no other positions.
+    """
     try:
-        words = model.get_input_embeddings()
+        words: Any = model.get_input_embeddings()
     except NotImplementedError as error:  # what a model raises that has several tables of words (CANINE)
         raise Otherwise("it has no one table of words") from error
+    embeddings = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
+    tables = {
+        name: module for name, module in embeddings.items() if module is words or module.weight is not words.weight
+    }  # T5 has it twice
     word = next((name for name, module in tables.items() if module is words), None)
     types, most = getattr(model.config, "type_vocab_size", 0), getattr(model.config, "max_position_embeddings", 0)
     others = {name: module.num_embeddings for name, module in tables.items() if name != word}
     positions = [name for name, rows in others.items() if rows == most]
     kinds = [name for name, rows in others.items() if rows == types and name not in positions]
-    if word is None or len(positions) != 1 or len(kinds) > 1 or len(others) != 1 + len(kinds):
+    placed = len(positions) == 1 or (relative and not positions)
+    if word is None or not placed or len(kinds) > 1 or len(others) != len(positions) + len(kinds):
         shown = ", ".join(f"{name} of {rows} rows" for name, rows in others.items()) or "none"
         raise Otherwise(f"besides words it has the tables {shown}; a table of positions and at most one of token types are needed")
-    return word, kinds[0] if kinds else None, positions[0]
+    return word, kinds[0] if kinds else None, positions[0] if positions else None
 
 
 def _first_position(model: PreTrainedModel, table: nn.Module) -> int:
@@ -246,21 +322,19 @@ def _relative(model: PreTrainedModel, table: nn.Module, longest: int) -> Tensor:
 
 def _plan(paths: EncoderPaths, scales: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]]) -> Plan:
     blocks, known, linears = paths.blocks, paths.blocks.modules, paths.blocks.linears
-
-    def table(name: str) -> Tensor:
-        module: Any = known[name]
-        return floats(module.weight)
-
-    word = table(paths.word)
+    norm, planned = blocks.planned(paths.norm, paths.pre_norm, scales)
+    tables: dict[str, Any] = {"word": paths.word, "kind": paths.kind, "position": paths.position}
+    tables = {name: None if path is None else floats(known[path].get_parameter("weight")) for name, path in tables.items()}
+    layers = tuple((linear_of(name, linears[name], scales.get(name)), after) for name, after in paths.head.layers)
     return Plan(
-        word=word,
-        kind=torch.zeros(1, word.shape[1]) if paths.kind is None else table(paths.kind),
-        position=table(paths.position),
-        norm=norm_of(known[paths.norm]),
-        first_position=paths.first_position,
+        **tables,
+        norm=norm,
+        longest=paths.longest,
         activation=blocks.activation,
-        blocks=tuple(blocks.block(number, norms, scales) for number, norms in enumerate(blocks.norms)),
-        head=tuple((linear_of(name, linears[name], scales.get(name)), after) for name, after in paths.head),
+        blocks=planned,
+        head=Head(layers, paths.head.pooling, paths.head.dimensions, paths.head.normalize),
         nodes={name: nodes[name] for name in nodes},
+        first_position=paths.first_position,
+        pre_norm=paths.pre_norm,
         relative=paths.relative,
     )

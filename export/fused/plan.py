@@ -1,14 +1,18 @@
 """The plan of a fused int8 encoder: its tensors and numbers, checked once, and the one file that holds them.
 
-    r = word[id] + kind[kind id] + position[position id]           of an image: its patches, projected, behind one learned token, + position
+    r = word[id] + kind[kind id] + position[position id]           kinds and positions where a model has them;
+                                                                   of an image: its patches, projected, behind one learned token, + position
     r, h = next(r)
     in every block     r, h = next(r + out(attention(query(h), key(h), value(h))))
-                       r, h = next(r + down(f(up(h))))                                    f: GELU, SiLU or none
-    logits             the layers of the head, each with its own f, from h of the first token of a sequence
+                       r, h = next(r + down(f(up(h))))             f: GELU, its tanh form, SiLU, ReLU or none
+                         or   next(r + down(f(gate(h)) * up(h)))
+    v = pool(h)        of the tokens of a sequence: the first, the last, or a mean
+    logits             the layers of the head, each with its own f, from v; of them the first numbers, with the length 1 (`Head`)
 
-    next(x)            BERT (post-norm): h = LayerNorm(x), r = h;   ViT (pre-norm): h = LayerNorm(x), r = x
+    next(x)            BERT (post-norm): h = norm(x), r = h;   ViT, T5 (pre-norm): h = norm(x), r = x
 
-So both have one norm behind the embeddings and two in each block; the norm that ViT has before a block is behind the one before it.
+So all have one norm behind the embeddings and two in each block; the norm that ViT has before a block is behind the one before it. Norms
+are LayerNorm or RMSNorm.
 
 A linear layer is float, int8, or int8 in blocks of which only those with a code other than 0 are stored. Layers have any number of outputs:
 heads and neurons that pruning removed are not there.
@@ -20,8 +24,8 @@ Shape suffixes: I inputs, O outputs, V rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +33,17 @@ import torch
 from torch import Tensor
 
 from export.fused.files import read_file, write_file
-from export.fused.linears import Linear, document_of, linear_from, norm_to, share_of_integers, tensors_of_norm
+from export.fused.linears import (
+    Linear,
+    document_of,
+    document_of_norm,
+    linear_from,
+    moved,
+    norm_from,
+    norm_to,
+    share_of_integers,
+    tensors_of_norm,
+)
 from export.kernels.activation_codes import Activation
 from export.kernels.norm import Norm
 
@@ -38,8 +52,16 @@ Kernel = Literal["packed", "varlen"]
 KIND = "encoder"
 """Of its file (`files`)."""
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
-LINEARS = ("query", "key", "value", "out", "up", "down")
+Pooling = Literal["first", "last", "mean", "weighted"]
+"""Which states of a sequence the head reads: one token's, the mean, or the mean with weights 1, 2, 3, ..."""
+LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
+"""Layers of a block in order; there may be no gate."""
 NORMS = ("out_norm", "ffn_norm")
+NUMBERS = ("longest", "first_position", "activation", "pre_norm", "attention")
+"""What the JSON says of a plan as it is."""
+HEAD = ("pooling", "dimensions", "normalize")
+"""What it says of a head as it is."""
+TABLES = ("word", "kind", "position")
 SIDES = ("channels", "height", "width", "edge")
 """Numbers of `Patches`."""
 
@@ -59,6 +81,8 @@ class Block:
     """Factor of the attention scores."""
     out_norm: Norm
     ffn_norm: Norm
+    gate: Linear | None = None
+    """The layer whose outputs go through f and multiply the outputs of `up`; None for a feed-forward network of two layers."""
 
     @property
     def heads(self) -> int:
@@ -73,7 +97,17 @@ class Block:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Its layers, in the order of `LINEARS`."""
-        return tuple(getattr(self, name) for name in LINEARS)
+        return tuple(layer for name in LINEARS if (layer := getattr(self, name)) is not None)
+
+    @property
+    def projections(self) -> tuple[Linear, Linear, Linear]:
+        """The layers that read the states before the block."""
+        return self.query, self.key, self.value
+
+    @property
+    def readers(self) -> tuple[Linear, ...]:
+        """The layers that read the norm behind attention."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
 
 @dataclass(frozen=True)
@@ -111,26 +145,39 @@ class Patches:
 
 
 @dataclass(frozen=True)
+class Head:
+    """From the states of a sequence to its logits, or to its vector."""
+
+    layers: tuple[tuple[Linear, HeadActivation], ...]
+    pooling: Pooling = "first"
+    dimensions: int | None = None
+    """How many numbers of the last layer's output stay, the first ones; None: all."""
+    normalize: bool = False
+    """Whether what stays gets the length 1."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """An encoder with its head."""
 
     word: Tensor
     """float32 [V, I]; so are the other two tables. Of a model of images the token before the patches, [1, I]."""
-    kind: Tensor
-    """A row of zeros for models without token types."""
-    position: Tensor
+    kind: Tensor | None
+    """Table of token types."""
+    position: Tensor | None
     norm: Norm
     """Norm of the embeddings."""
-    first_position: int
-    """Position of the first token: 0, or what a model counts from."""
+    longest: int
+    """Most tokens of a sequence."""
     activation: Activation
-    """Between `up` and `down`."""
+    """f of the feed-forward networks."""
     blocks: tuple[Block, ...]
-    head: tuple[tuple[Linear, HeadActivation], ...]
-    """Layers from the first token to the logits."""
+    head: Head
     nodes: Mapping[str, Mapping[str, str]]
     """Tensor names of an int8 layer in the ONNX graph of the same model, by path of the module: `input`, `codes`, and its product
     before the bias, `output`, or with it, `biased`."""
+    first_position: int = 0
+    """Position of the first token: 0, or what a model counts from."""
     pre_norm: bool = False
     """Whether the residual is the sum that a norm reads, as in ViT, or what it returns, as in BERT."""
     patches: Patches | None = None
@@ -144,15 +191,15 @@ class Plan:
     """Times of both on the GPU of the build, in milliseconds by tokens of a row; empty where they were not compared."""
 
     @property
-    def longest(self) -> int:
-        """Most tokens of a sequence."""
-        return len(self.position) - self.first_position
-
-    @property
     def linears(self) -> tuple[Linear, ...]:
         """All layers in order."""
         first = () if self.patches is None else (self.patches.projection,)
-        return (*first, *(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
+        return (*first, *(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head.layers))
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """The tables of the embeddings that there are, by name."""
+        return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
     def bias(self, name: str) -> Tensor:
         """Returns the bias of the layer of a path that has one, float32 [O]."""
@@ -163,38 +210,38 @@ class Plan:
     @property
     def integer_share(self) -> float:
         """Share of the stored weights and tables that are codes; blocks that are not stored do not count."""
-        return share_of_integers(self.linears, (self.word, self.kind, self.position))
+        return share_of_integers(self.linears, self.tables.values())
 
     def to(self, device: torch.device) -> Plan:
         """Returns the plan on a device."""
-        moved = {one.name: getattr(self, one.name) for one in fields(self)}
-        moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
-        moved |= {"norm": norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
-        if self.relative is not None:
-            moved["relative"] = self.relative.to(device)
-        if self.patches is not None:
-            moved["patches"] = replace(self.patches, projection=self.patches.projection.to(device))
-        return Plan(**{**moved, "blocks": tuple(_block_to(block, device) for block in self.blocks)})
+        tables: dict[str, Any] = {name: table.to(device) for name, table in self.tables.items()}
+        return replace(
+            self,
+            **tables,
+            norm=norm_to(self.norm, device),
+            blocks=tuple(_block_to(block, device) for block in self.blocks),
+            head=replace(self.head, layers=tuple((linear.to(device), after) for linear, after in self.head.layers)),
+            relative=moved(self.relative, device),
+            patches=None if self.patches is None else replace(self.patches, projection=self.patches.projection.to(device)),
+        )
 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan to its file."""
-    tensors: dict[str, Tensor] = {"word": plan.word, "kind": plan.kind, "position": plan.position, **tensors_of_norm("norm", plan.norm)}
+    tensors: dict[str, Tensor] = {**plan.tables, **tensors_of_norm("norm", plan.norm)}
     for number, block in enumerate(plan.blocks):
-        tensors |= tensors_of_norm(f"{number}.out_norm", block.out_norm) | tensors_of_norm(f"{number}.ffn_norm", block.ffn_norm)
+        for name in NORMS:
+            tensors |= tensors_of_norm(f"{number}.{name}", getattr(block, name))
     if plan.relative is not None:
         tensors["relative"] = plan.relative
     for linear in plan.linears:
         tensors |= {f"{linear.name}.{key}": tensor for key, tensor in linear.tensors().items() if tensor is not None}
     document = {
-        "eps": plan.norm.eps,
-        "first_position": plan.first_position,
-        "activation": plan.activation,
+        "norm": document_of_norm(plan.norm),
+        **{name: getattr(plan, name) for name in NUMBERS},
         "blocks": [_block_document(block) for block in plan.blocks],
-        "head": [{**document_of(linear), "after": after} for linear, after in plan.head],
+        "head": _head_document(plan.head),
         "nodes": {name: dict(told) for name, told in plan.nodes.items()},
-        "pre_norm": plan.pre_norm,
-        "attention": plan.attention,
         "attention_ms": {length: dict(times) for length, times in plan.attention_ms.items()},
         "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
@@ -212,39 +259,42 @@ def read_plan(path: Path) -> Plan:
 
 def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
     """Returns the plan of the JSON and the tensors of a file."""
-
-    def norm(name: str, eps: float) -> Norm:
-        return Norm(tensors[f"{name}.gain"], tensors.get(f"{name}.bias"), eps)
-
-    def blocks() -> Iterator[Block]:
-        for number, told in enumerate(document["blocks"]):
-            query, key, value, out, up, down = (linear_from(told["linears"][name], tensors) for name in LINEARS)
-            first, second = (norm(f"{number}.{name}", told["eps"][name]) for name in NORMS)
-            yield Block(query, key, value, out, up, down, told["head_dim"], told["scaling"], first, second)
-
-    patches = document["patches"]
+    patches, head = document["patches"], document["head"]
+    layers = tuple((linear_from(told, tensors), told["after"]) for told in head["layers"])
     return Plan(
         word=tensors["word"],
-        kind=tensors["kind"],
-        position=tensors["position"],
-        norm=norm("norm", document["eps"]),
-        first_position=document["first_position"],
-        activation=document["activation"],
-        blocks=tuple(blocks()),
-        head=tuple((linear_from(told, tensors), told["after"]) for told in document["head"]),
+        kind=tensors.get("kind"),
+        position=tensors.get("position"),
+        norm=norm_from("norm", document["norm"], tensors),
+        **{name: document[name] for name in NUMBERS},
+        blocks=tuple(_block_from(number, told, tensors) for number, told in enumerate(document["blocks"])),
+        head=Head(layers, **{name: head[name] for name in HEAD}),
         nodes=document["nodes"],
-        pre_norm=document["pre_norm"],
         patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
         relative=tensors.get("relative"),
-        attention=document["attention"],
         attention_ms=document["attention_ms"],
     )
 
 
+def _block_from(number: int, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Block:
+    parts: dict[str, Any] = {name: linear_from(entry, tensors) for name, entry in told["linears"].items()}
+    parts |= {name: norm_from(f"{number}.{name}", told[name], tensors) for name in NORMS}
+    return Block(**parts, head_dim=told["head_dim"], scaling=told["scaling"])
+
+
 def _block_document(block: Block) -> dict[str, Any]:
-    linears = {name: document_of(getattr(block, name)) for name in LINEARS}
-    eps = {name: getattr(block, name).eps for name in NORMS}
-    return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": eps}
+    layers = {name: getattr(block, name) for name in LINEARS}
+    return {
+        "linears": {name: document_of(layer) for name, layer in layers.items() if layer is not None},
+        "head_dim": block.head_dim,
+        "scaling": block.scaling,
+        **{name: document_of_norm(getattr(block, name)) for name in NORMS},
+    }
+
+
+def _head_document(head: Head) -> dict[str, Any]:
+    layers = [{**document_of(linear), "after": after} for linear, after in head.layers]
+    return {"layers": layers, **{name: getattr(head, name) for name in HEAD}}
 
 
 def _patches_document(patches: Patches) -> dict[str, Any]:
@@ -252,6 +302,7 @@ def _patches_document(patches: Patches) -> dict[str, Any]:
 
 
 def _block_to(block: Block, device: torch.device) -> Block:
-    query, key, value, out, up, down = (linear.to(device) for linear in block.linears)
-    first, second = (norm_to(getattr(block, name), device) for name in NORMS)
-    return Block(query, key, value, out, up, down, block.head_dim, block.scaling, first, second)
+    layers = {name: getattr(block, name) for name in LINEARS}
+    parts: dict[str, Any] = {name: layer.to(device) for name, layer in layers.items() if layer is not None}
+    parts |= {name: norm_to(getattr(block, name), device) for name in NORMS}
+    return replace(block, **parts)

@@ -157,6 +157,8 @@ def _bert(config: PreTrainedConfig, writer: GGUFWriter) -> None:
 
 def _bert_problem(config: PreTrainedConfig) -> str | None:
     pooling = getattr(config, EMBEDDING_KEY)["pooling"]
+    if "dense" in getattr(config, EMBEDDING_KEY):
+        return "a layer behind its pooling, which llama.cpp's bert has not"
     if pooling not in POOLINGS:
         return f"pooling {pooling}: {one_of(list(POOLINGS))} is written"
     if config.hidden_act not in (*ERF_GELU, *TANH_GELU):

@@ -1,6 +1,8 @@
-"""GELU, its tanh form and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method trades accuracy for speed.
+"""GELU, its tanh form, SiLU and ReLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method trades accuracy for
+speed.
 
-All are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
+ReLU(y) = max(y, 0) is exact by every method. The others are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a
+sigmoid too, of an odd polynomial:
 
     exact       erf of CUDA; the quotient as by IEEE division (`rounding`)
     fitted      share = 1 / (1 + 2^e),          e = -log2(e) y (c0 + c1 y^2 + .. + c6 y^12)
@@ -36,7 +38,7 @@ import triton.language as tl
 
 from export.kernels.rounding import INTERPRETED, SPACING_ONE, int8_codes, int8_of_shifted
 
-Activation = Literal["none", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
 Method = Literal["exact", "fitted", "logistic", "tanh"]
 METHOD: Method = "fitted"
 """Default of the kernels."""
@@ -68,13 +70,15 @@ def activated(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
         y = y / (1.0 + tl.exp(y * (N0 + N1 * (y * y))))
     if ACTIVATION == "silu":
         y = y / (1.0 + tl.exp(-y))
+    if ACTIVATION == "relu":
+        y = tl.maximum(y, 0.0)
     return y
 
 
 @triton.jit
 def activation_codes(y: tl.tensor, scale: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr) -> tl.tensor:
     """Returns the codes of f(y), int8 in [-128, 127]; y is a block of float32, `scale` one positive float32."""
-    if METHOD == "exact" or ACTIVATION == "none":
+    if METHOD == "exact" or ACTIVATION == "none" or ACTIVATION == "relu":
         return int8_codes(activated(y, ACTIVATION), scale, -128)
     else:
         share = share_by_tanh(y, ACTIVATION) if METHOD == "tanh" else share_logistic(y, ACTIVATION, METHOD)

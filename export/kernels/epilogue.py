@@ -2,15 +2,15 @@
 
     static     y = float32(sum) * (s_x * s_w) + b          one scale for the input (w8a8)
     dynamic    y = float32(sum) * s_n * s_w + b            a scale per token (w8a8-dynamic)
-    then       z = y,   GELU(y) = y / 2 * (1 + erf(y / sqrt 2)),   or   SiLU(y) = y / (1 + exp(-y))
+    then       z = y,   GELU(y) = y / 2 * (1 + erf(y / sqrt 2)),   SiLU(y) = y / (1 + exp(-y)),   or   ReLU(y) = max(y, 0)
     then       z rounded to the output type, or requantized: clamp(rint(z / s_out), -128, 127)
 
 y is `foundation.schemes.int8.Int8Linear` and `DynamicInt8Linear` to the bit: the same operations in the same order, each rounded on its
 own.
 
-Bounds: without an activation the output equals the torch reference to the bit, requantized or not. With one, |z - f(y)| <= 2^-20 |y| in
-float32 (erff of CUDA is good to 2 units in the last place, ex2.approx to 2 more), and codes equal the codes of the exact f(y) / s_out
-unless it lies within 2^-20 |y| / s_out + 2^-16 of a tie.
+Bounds: without an activation, and with ReLU, the output equals the torch reference to the bit, requantized or not. With another one,
+|z - f(y)| <= 2^-20 |y| in float32 (erff of CUDA is good to 2 units in the last place, ex2.approx to 2 more), and codes equal the codes of
+the exact f(y) / s_out unless it lies within 2^-20 |y| / s_out + 2^-16 of a tie.
 
 Shape suffixes: N rows, I inputs, O outputs.
 """

@@ -94,7 +94,10 @@ def int8_gated_kernel(
     to = out + tile_n.to(tl.int64) * TILE_N * outputs + tile_o.to(tl.int64) * TILE_O + (n[:, None] * outputs + o[None, :])
     inside = (row < rows)[:, None] & (column < outputs)[None, :]
     if out.dtype.element_ty == tl.int8:
-        z = g * u if ACTIVATION == "none" else g * share_logistic(g, ACTIVATION, "fitted") * u
+        if ACTIVATION == "none" or ACTIVATION == "relu":
+            z = activated(g, ACTIVATION) * u
+        else:
+            z = g * share_logistic(g, ACTIVATION, "fitted") * u
         tl.store(to, int8_codes(z, out_scale, -128), inside)
     else:
         tl.store(to, (activated(g, ACTIVATION) * u).to(out.dtype.element_ty), inside)

@@ -131,7 +131,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     ),
     "torch_kernels": EngineFacts(
         title="torch, fused kernels",
-        where="NVIDIA GPUs; int8 encoders of BERT's and ViT's layers",
+        where="NVIDIA GPUs; int8 encoders of BERT's, T5's and ViT's layers",
         library="triton",
         marker="inverted",
         stores=("int8",),

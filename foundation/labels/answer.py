@@ -43,7 +43,7 @@ class Answer(ABC):
     RESPONSE: ClassVar[str] = "label"
     """What a server returns, a name in `foundation.standalone.response.RESPONSES`."""
     NOT_ON_GPUS: ClassVar[str | None] = None
-    """What a server answers with, where a repository for GPUs cannot: tags, spans or vectors; None where it can."""
+    """What a server answers with, where the repository of TensorRT cannot: tags, spans or vectors; None where it can."""
     DIFFERS: ClassVar[str] = "logit"
     """Name of the values behind `differences`, for messages."""
     DISTANCE: ClassVar[str] = "kl"

@@ -89,6 +89,11 @@ class Facts:
         return isinstance(self.answer, VectorAnswer)
 
     @property
+    def beyond_tensorrt(self) -> bool:
+        """Whether the repository of TensorRT cannot give the answers, so that a GPU serves them from our own kernels or not at all."""
+        return self.generates or self.answer.NOT_ON_GPUS is not None
+
+    @property
     def embeds_texts(self) -> bool:
         """Whether it answers texts with vectors, which a model with one tower pools from their tokens."""
         return self.embeds and not self.two_towers

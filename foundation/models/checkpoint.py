@@ -90,7 +90,7 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
     with quiet():
         model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
     mark(out)
-    write_files(model.config, out)
+    write_files(model, out)
     copy_files(source, out, TEXT_FILES + IMAGE_FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
     (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")

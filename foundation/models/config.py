@@ -27,7 +27,7 @@ from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.models.adapters import Adapter
 from foundation.models.heads.embedding import EmbeddingConfig
 from foundation.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
-from foundation.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
+from foundation.models.library import REFUSED, depths_of, encoder_alone, one_line, quiet, takes_padding, task_classes
 from foundation.models.own_shape import SHAPE_KEY, read_own, stock_type
 from foundation.models.raw_config import OUTPUTS, check_labels, check_raw, without_outputs
 from foundation.standalone.response import BLANK
@@ -231,6 +231,8 @@ def check_task(config: ModelConfig, trained: PreTrainedConfig, num_labels: int |
 def add_embedding(trained: PreTrainedConfig, config: ModelConfig, folder: Path | None) -> PreTrainedConfig:
     """Writes the pooling settings into a Transformers config, in place, and returns it; changes nothing for tasks without vectors.
 
+    The config of an encoder-decoder becomes the one of its encoder alone.
+
     Args:
         trained: The config.
         config: The recipe's model section.
@@ -242,6 +244,8 @@ def add_embedding(trained: PreTrainedConfig, config: ModelConfig, folder: Path |
     from foundation.models.heads.embedding import EMBEDDING_KEY, resolved
 
     if config.facts.embeds_texts:
+        if encoder_alone(trained) is not None:
+            trained.is_encoder_decoder = False
         setattr(trained, EMBEDDING_KEY, resolved(config.embedding, trained, folder, config.path))
     return trained
 

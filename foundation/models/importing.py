@@ -42,7 +42,7 @@ from foundation.models.files import SMALL_FILES, WEIGHT_FILES, find, is_local
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.generation import noted
-from foundation.models.heads.embedding import pooling_file, write_files
+from foundation.models.heads.embedding import dense_files, load_head, pooling_file, write_files
 from foundation.models.heads.towers import check_towers, with_first_scale
 from foundation.models.inputs.saving import save_preprocessing, settle_inputs
 from foundation.models.inputs.sounds import settle
@@ -166,7 +166,7 @@ def import_model(
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
-        write_files(built, out)
+        write_files(model, out)
     mark(out)
     save_preprocessing(config, source, built, out, tokenizer, log)
     for line in noted(source) if source is not None and facts.generates else ():
@@ -205,6 +205,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
             replaced = brought(source, "model.path")
             info = {**info, "missing": info["missing"] - replaced}
             model = merged(model, source, "model.path")
+        info = {**info, "missing": info["missing"] - load_head(model, source, config.path, info["missing"])}
         head = _head(model)
         _check_weights(source, config, model.base_model_prefix, head, info)
         drawn = info["missing"] | info["mismatched"]
@@ -337,6 +338,7 @@ def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None 
             pooling = pooling_file(folder, path) if name == "path" and config.facts.embeds and is_local(path) else None
             if pooling is not None and pooling.is_file():
                 parts["pooling"] = file_digest(pooling)
+                parts |= {f"dense {file.name}": file_digest(file) for file in dense_files(folder, path)}
     if isinstance(config.config, str):
         parts["config"] = read_json(local(config.config, "model.config"), "model.config")
     return digest(parts)

@@ -62,9 +62,25 @@ def depths_of(config: PreTrainedConfig) -> tuple[int, ...] | None:
 
 def task_classes(config: PreTrainedConfig, task: Task) -> list[str]:
     """Returns the names of the model classes for this type of config and this task, preferred one first; empty if there is none."""
-    mapping = stock_auto(task)._model_mapping
-    found = mapping.get(type(config), ())
-    return [c.__name__ for c in (found if isinstance(found, tuple) else (found,))]
+    return [c.__name__ for c in _classes(config, task)]
+
+
+def _classes(config: PreTrainedConfig, task: Task) -> tuple[Any, ...]:
+    """Returns the model classes for this type of config and this task; for vectors of texts the encoder of an encoder-decoder alone, if
+    Transformers has a class for it (T5)."""
+    if TASKS[task].embeds_texts and (alone := encoder_alone(config)) is not None:
+        return (alone,)
+    found = stock_auto(task)._model_mapping.get(type(config), ())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def encoder_alone(config: PreTrainedConfig) -> Any:
+    """Returns the class that is the encoder alone of a type of encoder-decoder, such as T5EncoderModel; None for other types."""
+    from transformers import AutoModelForTextEncoding
+
+    if not getattr(type(config), "is_encoder_decoder", False):  # of the type: the class sets it to false in the configs of its models
+        return None
+    return AutoModelForTextEncoding._model_mapping.get(type(config), None)
 
 
 def with_class(config: PreTrainedConfig, task: Task) -> PreTrainedConfig:
@@ -87,8 +103,7 @@ def takes_padding(config: PreTrainedConfig, task: Task) -> bool:
 
 def model_class(config: PreTrainedConfig, task: Task) -> Any:
     """Returns the model class of this config and task, the preferred one where there are several."""
-    found = stock_auto(task)._model_mapping[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    return _classes(config, task)[0]
 
 
 def on_meta_else_cpu(run: Callable[[bool], T]) -> T:

@@ -35,6 +35,53 @@ def context(rows, folder: Path, **target) -> Context:
     return Context("text-classification", data, 16, Target(**target), 0, Silent(), folder)
 
 
+@pytest.mark.parametrize(
+    ("device", "engines", "problem"),
+    [
+        ("cuda", ("torch_kernels",), None),
+        ("cuda", ("torch_kernels", "tensorrt"), "tensorrt given"),
+        ("cuda", ("openvino",), "cuda given"),
+        ("cpu", ("openvino", "torch_kernels"), None),
+        ("cpu", ("openvino", "tensorrt"), "tensorrt given"),
+    ],
+)
+def test_a_gpu_serves_vectors_on_our_kernels_alone(device, engines, problem, tmp_path):
+    given = replace(context([], tmp_path, device=device, engines=engines), task="sentence-embedding")
+    if problem is None:
+        TritonRepo().check(None, None, given)
+    else:
+        with pytest.raises(InputError, match=f"{problem}.*vectors"):
+            TritonRepo().check(None, None, given)
+
+
+def test_tags_are_served_by_no_gpu(tmp_path):
+    given = replace(context([], tmp_path, device="cuda", engines=("torch_kernels",)), task="token-classification")
+    with pytest.raises(InputError, match=r"cuda given.*tags"):
+        TritonRepo().check(None, None, given)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_on_a_gpu_vectors_have_the_repository_of_our_kernels_or_none(runs, tmp_path):
+    (tmp_path / "export" / "quantize-int8").mkdir(parents=True)
+    vectors = {"labels": ("vector",), "task": "sentence-embedding", "response": "vector", "dimensions": 4}
+    replace(tiny.text_preprocessor(), **vectors).save(tmp_path / "export" / "quantize-int8")
+    (tmp_path / "export" / "quantize-int8" / "plan").write_bytes(b"a plan")
+    entry = {"engine": "torch_kernels", "mode": "packed", "float_precision": "fp32", "file": "quantize-int8/plan", "runnable": runs}
+    build = {"variant": "quantize", "precision": "int8", "float_precision": "fp32", "folder": "quantize-int8", "engines": [entry]}
+    (tmp_path / "export" / "export.json").write_text(json.dumps({"schema": 1, "builds": [build]}))
+    given = replace(context(tiny.TEXTS, tmp_path, device="cuda", engines=("torch_kernels",)), task="sentence-embedding")
+    (tmp_path / "out").mkdir()
+    if not runs:
+        with pytest.raises(InputError, match="torch_kernels runs no build"):
+            TritonRepo().run(Artifact(tmp_path / "export", {}), given, tmp_path / "out")
+        return
+    TritonRepo().run(Artifact(tmp_path / "export", {}), given, tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "triton.json").read_text())
+    assert (document.get("models", []), document["kernels"]["model"]) == ([], "quantize-int8")
+    assert not (tmp_path / "out" / "model_repository").exists()
+    assert (tmp_path / "out" / "model_repository_kernels" / "quantize-int8" / "config.pbtxt").exists()
+
+
 @pytest.fixture
 def no_server(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "nowhere"))

@@ -30,6 +30,7 @@ from foundation.artifacts.triton import TritonModel
 from foundation.core.engines import ENGINES
 from foundation.standalone import long_text, preprocess, response, windows
 from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import RESPONSES
 from triton_repo.config import ModelSettings, Scheduling
 from triton_repo.layout import EXPORTED, beside, warm_up_rows
 from triton_repo.own_modules import ROOT, modules, write_model
@@ -83,7 +84,7 @@ def write_kernel_repository(
         name=name,
         modality=preprocessor.modality,  # type: ignore[arg-type]
         pairs=pairs,
-        width=len(preprocessor.labels),
+        width=preprocessor.width,
         response=preprocessor.response,
         engine=entry.engine,
         max_batch_size=max_batch_size,
@@ -96,7 +97,8 @@ def write_kernel_repository(
     decoding = ((Path(file), Path(file).name) for file in beside(preprocessor))
     version = write_model(out, settings, preprocessor, "KIND_GPU", (*files(ROOT), *decoding), rows)
     shutil.copyfile(exported / str(entry.file), version / PLAN)
-    (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES), encoding="utf-8")
+    outputs = ", ".join(f"`{output.name}`" for output in RESPONSES[preprocessor.response].outputs(preprocessor.width))
+    (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES, outputs=outputs), encoding="utf-8")
     about = {"model": name, "variant": build.variant, "precision": build.precision}
     return TritonModel(**about, engine=entry.engine, mode=entry.mode, float_precision=entry.float_precision)
 
@@ -122,7 +124,7 @@ _README = """\
 # Model repository for Triton Inference Server: `{name}` on fused int8 kernels
 
 One Python model that tokenizes the text or decodes the image, runs the encoder without padding on the GPU of its instance, and returns
-`LABEL`, `SCORE` and `LOGITS`. The kernels are written in the Triton language and compiled when the model starts; that takes a minute for
+{outputs}. The kernels are written in the Triton language and compiled when the model starts; that takes a minute for
 the first time. Which tiles are fastest is measured then, and remembered in `$XDG_CACHE_HOME/compress`: mount a folder there to keep it.
 
 In a Triton container with the Python backend, whose Python needs `numpy` below 2, and a C compiler for the launchers of kernels:

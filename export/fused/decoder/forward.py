@@ -28,12 +28,12 @@ from torch.nn import functional as F
 
 from export.fused.decoder.cache import Cache, New
 from export.fused.decoder.plan import DecoderBlock, DecoderPlan
-from export.fused.layers import ACTIVATIONS, Layers, Probe, States, Tiles, codes_like, one_scale, scale_of, scale_read_by, stacked
-from export.fused.linears import Int8FloatLinear, Int8Linear, Linear
+from export.fused.layers import Layers, Probe, States, Tiles, codes_like, one_scale, scale_read_by, stacked
+from export.fused.linears import Int8FloatLinear, Int8Linear
 from export.fused.rows import Limits, Rows
-from export.kernels import attention, embedding, gated, paged_attention, qkv, w8a16
+from export.kernels import attention, embedding, paged_attention, qkv, w8a16
 from export.kernels.attention import Scores
-from export.kernels.epilogue import Int8Weight, Output
+from export.kernels.epilogue import Int8Weight
 from export.kernels.qkv import Heads, Rotary
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -124,7 +124,7 @@ class Decoder(Layers):
         for number, block in enumerate(self.plan.blocks):
             attended = self._linear(block.out, attend(number, states, rotary)).float_states
             states, residual = self._normalized(attended, residual, block.ffn_norm, block.readers, "sum")
-            shrunk = self._linear(block.down, self._fed(block, states)).float_states
+            shrunk = self._linear(block.down, self._fed(block, self.plan.activation, states)).float_states
             following = self.plan.blocks[number + 1] if number + 1 < len(self.plan.blocks) else None
             layer = self.plan.norm if following is None else following.attention_norm
             states, residual = self._normalized(shrunk, residual, layer, () if following is None else following.projections, "sum")
@@ -139,28 +139,6 @@ class Decoder(Layers):
         given = 1.0 if scale is None else scale
         embedding.launch(lookups, first.attention_norm, codes, given, residual, "sum", self._word.scale).run()
         return self._read(residual, first.attention_norm, first.projections, codes, scale), residual
-
-    def _fed(self, block: DecoderBlock, states: States) -> States:
-        """Returns what the last layer of a feed-forward network reads."""
-        gate, up, scale = block.gate, block.up, one_scale(block.down)
-        if gate is None:
-            return self._linear(up, states, self.plan.activation, block.down)
-        weights = gated_weights(gate, up)
-        if weights is None:
-            opened = ACTIVATIONS[self.plan.activation](self._linear(gate, states).float_states)
-            return States(opened * self._linear(up, states).float_states)
-        assert isinstance(gate, Int8Linear), "gated weights are int8"
-        codes, given = self._codes(gate, states)
-        for layer in (gate, up):
-            self._note(layer, states, codes, given)
-
-        def product(scale: float | None) -> Tensor:
-            output = Output(self.plan.activation, self.dtype, scale)
-            out = torch.empty(len(codes), gate.outputs, dtype=output.stored, device=codes.device)
-            gated.launch(codes, given, *weights, output, out).run()
-            return out
-
-        return self._coded(product, scale)
 
     def _attended(self, number: int, states: States, rotary: Rotary | None, rows: Rows, kept: tuple[Tensor, Cache] | None = None) -> States:
         """Returns the outputs of attention within texts, which keep their keys and values where there is a cache."""
@@ -200,13 +178,6 @@ class Decoder(Layers):
 
         return self._coded(attend, one_scale(block.out))
 
-    def _coded(self, compute: Callable[[float | None], Tensor], scale: float | None) -> States:
-        """Returns what a kernel computes: floats, or codes of a scale, with the floats while probes are requested."""
-        found = compute(scale)
-        if scale is None:
-            return States(found)
-        return States(None if self._probes is None else compute(None), found, scale)
-
     def _projected(self, number: int, states: States, rotary: Rotary | None) -> Parts:
         """Returns queries, keys and values."""
         block, together = self.plan.blocks[number], self._merged[number]
@@ -216,14 +187,6 @@ class Decoder(Layers):
         counts = [block.heads, block.key_heads, block.key_heads]
         query, key, value = (part.contiguous() for part in torch.split(made.view(len(made), -1, block.head_dim), counts, dim=1))
         return turned(query, rotary), turned(key, rotary), value
-
-
-def gated_weights(gate: Linear, up: Linear) -> tuple[Int8Weight, Int8Weight] | None:
-    """Returns the weights of gate and up for one kernel; None unless both are dense int8, of the same codes, and alike in having a bias."""
-    weights = [layer.weight for layer in (gate, up) if isinstance(layer, Int8Linear) and isinstance(layer.weight, Int8Weight)]
-    if len(weights) < 2 or scale_of(gate) is None or scale_of(gate) != scale_of(up):
-        return None
-    return (weights[0], weights[1]) if (weights[0].bias is None) == (weights[1].bias is None) else None
 
 
 def merged(block: DecoderBlock, dtype: torch.dtype) -> tuple[Int8Weight, Heads] | None:

@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from export.fused.blocks import KEY, TOLERANCE, Otherwise, floats, linear_of, stack_of
+from export.fused.blocks import (
+    KEY,
+    SPELLINGS,
+    TOLERANCE,
+    Otherwise,
+    activation_of,
+    floats,
+    linear_of,
+    linears_in,
+    norm_of,
+    stack_of,
+    two_norms,
+)
 from export.fused.decoder.plan import DecoderBlock, DecoderPlan, Table
 from export.fused.layers import ACTIVATIONS
 from export.fused.linears import Int8FloatLinear, Linear
@@ -48,13 +60,7 @@ PROOF_TOKENS = 12
 REFUSAL = "its {} layers differ from those of GPT-2 and Llama, the decoders that the fused kernels run: {}"
 READER, HEAD_UNIT = "the fused kernels", 2
 SCHEMES = (LayerScales, DynamicScales, WeightScales, Int4Scales)
-SPELLINGS: Mapping[str, Activation] = {
-    "gelu": "gelu", "silu": "silu", "swish": "silu",
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-}  # fmt: skip
 PARTS = ("query", "key", "value")
-ACTIVATION_KEYS = ("activation_function", "hidden_act", "activation")
-"""Keys of a config, by one of which a model names its activation."""
 
 
 @dataclass(frozen=True)
@@ -148,21 +154,19 @@ def _read_gpt(model: PreTrainedModel) -> Gpt:
         if own.transformed:
             raise Otherwise("its queries, keys or values are changed before attention")
         used = {own.output, *projections_of(own)}
-        layers = [layer for layer in _of(block, name, nn.Linear) if layer not in used]
-        feed_forward.append(_two(layers, "linear layers next to its attention"))
-        norms.append(_two(_of(block, name, nn.LayerNorm), "LayerNorms"))
-    config, positions = model.config, _positions(model)
-    act = next((str(getattr(config, name)) for name in ACTIVATION_KEYS if getattr(config, name, None)), "none")
-    if act not in SPELLINGS:
-        raise Otherwise(f"its activation is {act}; {', '.join(sorted(set(SPELLINGS.values())))} are written")
-    modules = dict(model.named_modules())
+        layers = [layer for layer in linears_in(block, name) if layer not in used]
+        if len(layers) != 2:
+            raise Otherwise(f"a block has {len(layers)} linear layers next to its attention, where GPT-2 has 2")
+        feed_forward.append((layers[0], layers[1]))
+        norms.append(two_norms(block, name, "GPT-2"))
+    activation, positions, modules = activation_of(model), _positions(model), dict(model.named_modules())
     outer = [name for name, module in modules.items() if isinstance(module, nn.LayerNorm) and not name.startswith(inside)]
     if len(outer) != 1 or len(positions) != 1:
         raise Otherwise(
             f"{len(outer)} LayerNorms and {len(positions)} tables of positions stand outside its blocks; one of both is written"
         )
     owns = tuple(attentions.own[number] for number in range(len(blocks)))
-    return Gpt(modules, owns, tuple(feed_forward), tuple(norms), SPELLINGS[act], positions[0], outer[0])
+    return Gpt(modules, owns, tuple(feed_forward), tuple(norms), activation, positions[0], outer[0])
 
 
 def _proved(model: PreTrainedModel) -> Gpt:
@@ -187,16 +191,6 @@ def _proved(model: PreTrainedModel) -> Gpt:
     return parts
 
 
-def _of(block: nn.Module, prefix: str, kind: type[nn.Module]) -> list[str]:
-    return [f"{prefix}.{name}" for name, module in block.named_modules() if isinstance(module, kind)]
-
-
-def _two(names: list[str], what: str) -> tuple[str, str]:
-    if len(names) != 2:
-        raise Otherwise(f"a block has {len(names)} {what}, where GPT-2 has 2")
-    return names[0], names[1]
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Makes a plan of parts."""
@@ -211,12 +205,12 @@ class _Reader:
         known: Any = parts.modules
         blocks = []
         for attention, (up, down), norms in zip(parts.attentions, parts.feed_forward, parts.norms, strict=True):
-            first, second = (self._layer_norm(known[name]) for name in norms)
+            first, second = (norm_of(known[name]) for name in norms)
             sizes = attention.heads, attention.key_value_heads, attention.head_dim, attention.scaling
             ends = self._linear(attention.output), None, self._linear(up), self._linear(down)
             blocks.append(DecoderBlock(tuple(map(self._linear, projections_of(attention))), *ends, *sizes, first, second))
         position = floats(known[parts.position].weight)
-        norm = self._layer_norm(known[parts.norm])
+        norm = norm_of(known[parts.norm])
         return DecoderPlan(self._words(), position, None, parts.activation, tuple(blocks), norm, *self._head(), self.nodes)
 
     def llama(self) -> DecoderPlan:
@@ -260,7 +254,3 @@ class _Reader:
 
     def _linear(self, name: str) -> Linear:
         return linear_of(name, self.model.get_submodule(name), self.scales.get(name), SCHEMES)
-
-    @staticmethod
-    def _layer_norm(module: Any) -> Norm:
-        return Norm(floats(module.weight), None if module.bias is None else floats(module.bias), float(module.eps))

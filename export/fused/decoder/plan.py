@@ -23,7 +23,17 @@ import torch
 from torch import Tensor
 
 from export.fused.files import Document, read_file, write_file
-from export.fused.linears import FloatLinear, Linear, document_of, linear_from, norm_to, share_of_integers, tensors_of_norm
+from export.fused.linears import (
+    FloatLinear,
+    Linear,
+    document_of,
+    document_of_norm,
+    linear_from,
+    norm_from,
+    norm_to,
+    share_of_integers,
+    tensors_of_norm,
+)
 from export.kernels.activation_codes import Activation
 from export.kernels.norm import Norm
 
@@ -161,7 +171,7 @@ def write_decoder(plan: DecoderPlan, path: Path) -> None:
     for linear in plan.linears:
         tensors |= {f"{linear.name}.{key}": tensor for key, tensor in linear.tensors().items() if tensor is not None}
     document = {
-        "norm": _norm_document(plan.norm),
+        "norm": document_of_norm(plan.norm),
         "activation": plan.activation,
         "blocks": [_block_document(block) for block in plan.blocks],
         "head": None if plan.head is None else document_of(plan.head),
@@ -189,7 +199,7 @@ def decoder_from(document: Document, tensors: Mapping[str, Tensor]) -> DecoderPl
         rotary=(tensors["cos"], tensors["sin"]) if "cos" in tensors else None,
         activation=document["activation"],
         blocks=tuple(_blocks(document["blocks"], tensors)),
-        norm=_norm("norm", document["norm"], tensors),
+        norm=norm_from("norm", document["norm"], tensors),
         head=None if head is None else linear_from(head, tensors),
         head_name=document["head_name"],
         nodes=document["nodes"],
@@ -199,7 +209,7 @@ def decoder_from(document: Document, tensors: Mapping[str, Tensor]) -> DecoderPl
 def _blocks(documents: list[Document], tensors: Mapping[str, Tensor]) -> Iterator[DecoderBlock]:
     for number, told in enumerate(documents):
         out, gate, up, down = (None if told[name] is None else linear_from(told[name], tensors) for name in ENDS)
-        first, second = (_norm(f"{number}.{name}", told[name], tensors) for name in NORMS)
+        first, second = (norm_from(f"{number}.{name}", told[name], tensors) for name in NORMS)
         if out is None or up is None or down is None:
             raise ValueError(f"block {number} lacks a layer")
         projections = tuple(linear_from(one, tensors) for one in told["projections"])
@@ -213,16 +223,8 @@ def _block_document(block: DecoderBlock) -> dict[str, Any]:
         "projections": [document_of(layer) for layer in block.projections],
         **{name: None if layer is None else document_of(layer) for name, layer in ends.items()},
         **{name: getattr(block, name) for name in NUMBERS},
-        **{name: _norm_document(getattr(block, name)) for name in NORMS},
+        **{name: document_of_norm(getattr(block, name)) for name in NORMS},
     }
-
-
-def _norm_document(norm: Norm) -> dict[str, Any]:
-    return {"eps": norm.eps, "centred": norm.centred}
-
-
-def _norm(name: str, told: Document, tensors: Mapping[str, Tensor]) -> Norm:
-    return Norm(tensors[f"{name}.gain"], tensors.get(f"{name}.bias"), told["eps"], told["centred"])
 
 
 def _block_to(block: DecoderBlock, device: torch.device) -> DecoderBlock:

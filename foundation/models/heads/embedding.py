@@ -5,13 +5,15 @@
                                                   cls       h_1
                                                   last      h_L
                                                   weighted  sum_t t h_t / sum_t t
+    v           = f(W v + b)                      in some models (`dense`)
     v           = v[: dimensions]                 Matryoshka: the model was trained so that the first numbers suffice
     v           = v / max(|v|, 1e-12)             if `normalize`
 
 The settings are under the key `sentence_embedding` of config.json, which makes a checkpoint complete. They come from the files of
 sentence-transformers (modules.json, 1_Pooling/config.json, 2_Normalize, config_sentence_transformers.json, sentence_bert_config.json), and
 checkpoints hold these files again, so that sentence-transformers loads them. It has no module that shortens vectors before they are
-normalized: the files hold a `Dense` module with the first rows of the identity instead.
+normalized: the files hold a `Dense` module with the first rows of the identity instead, behind the one that the model may have itself
+(`foundation.models.heads.dense`).
 
 The pooler of BERT is left out: no vector depends on it. Padding is on the right (`foundation.models.inputs.preprocessor` checks it).
 
@@ -21,15 +23,17 @@ same, which is where its vectors have the length 1; other similarities are refus
 Prompts with names, such as `query` and `document`, go from file to file, so that `encode_query` of sentence-transformers keeps its own,
 and searches are measured with them (`compress.reading.judged_texts`).
 
-Not supported: modules other than Transformer, Pooling and Normalize; several poolings side by side, max pooling; prompts that pooling
-leaves out.
+An encoder-decoder of which Transformers has the encoder alone, such as T5, is loaded as that encoder (`foundation.models.library`).
+
+Not supported: modules other than Transformer, Pooling, one Dense and Normalize; several poolings side by side, max pooling; prompts that
+pooling leaves out.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
@@ -43,6 +47,7 @@ from foundation.core.files import read_plain
 from foundation.core.named import one_of
 from foundation.core.shown import reason, shown
 from foundation.models.files import fetched
+from foundation.models.heads.dense import LAYER, DenseSettings, activations, load_dense, read_dense, weights_file, write_dense
 from foundation.models.library import in_place_of
 from foundation.models.own_shape import SHAPE_KEY
 
@@ -103,6 +108,8 @@ class EmbeddingSettings(TypedDict, total=False):
     """Other prompts, where some have names."""
     similarity: str
     """What vectors are compared by, where it is not the cosine."""
+    dense: DenseSettings
+    """The layer behind the pooling, where there is one."""
 
 
 def resolved(requested: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> EmbeddingSettings:
@@ -127,7 +134,7 @@ def resolved(requested: EmbeddingConfig | None, config: PreTrainedConfig, folder
         key, missing = ("model.path", f"{path} has no {MODULES}") if folder is not None else ("model.embedding", "pooling missing")
         missing = f"{missing}, so that nothing says how a vector is made of the tokens"
         raise InputError(key, missing, remedy="give model.embedding: {pooling: mean}")
-    width = config.hidden_size
+    width = settings["dense"]["outputs"] if "dense" in settings else config.hidden_size
     if settings["dimensions"] is not None and settings["dimensions"] > width:
         raise InputError("model.embedding.dimensions", f"{settings['dimensions']} given", f"the vectors of this model have {width} numbers")
     similarity = settings.pop("similarity", COSINE)
@@ -148,10 +155,40 @@ def pooling_file(folder: Path, path: str | None) -> Path | None:
     """Returns the file with the settings of the pooling in a folder of sentence-transformers; None where there is none."""
     if not (folder / MODULES).is_file():
         return None
-    for entry in _modules(folder):
-        if _kind(entry) == "Pooling" and isinstance(entry.get("path"), str):
-            return fetched(folder, f"{entry['path']}/config.json", path, "model.path")
-    return None
+    name = _subfolder(folder, "Pooling")
+    return None if name is None else fetched(folder, f"{name}/config.json", path, "model.path")
+
+
+def dense_files(folder: Path, path: str | None) -> list[Path]:
+    """Returns the files of the module Dense in a folder of sentence-transformers: settings and weights; none where it has none."""
+    name = _subfolder(folder, "Dense") if (folder / MODULES).is_file() else None
+    return [] if name is None else [fetched(folder, f"{name}/config.json", path, "model.path"), weights_file(folder, name, path)]
+
+
+def load_head(model: Any, folder: Path, path: str | None, missing: Collection[str]) -> set[str]:
+    """Reads the weights of the layer behind the pooling from a folder of sentence-transformers; returns the names of what it read.
+
+    Args:
+        model: The model.
+        folder: The folder.
+        path: `model.path` of the recipe.
+        missing: Weights of the model that its own files do not have.
+
+    Raises:
+        InputError: The weights are missing too, or do not fit.
+    """
+    names = {f"{LAYER}.{name}" for name, _ in getattr(model, LAYER).named_parameters()} if hasattr(model, LAYER) else set()
+    module = _subfolder(folder, "Dense") if names & set(missing) and (folder / MODULES).is_file() else None
+    if module is None:
+        return set()
+    load_dense(getattr(model, LAYER), weights_file(folder, module, path))
+    return names
+
+
+def _subfolder(folder: Path, kind: str) -> str | None:
+    """Returns the subfolder of the first module of a kind in a folder of sentence-transformers; None where there is none."""
+    paths = [entry.get("path") for entry in _modules(folder) if _kind(entry) == kind]
+    return paths[0] if paths and isinstance(paths[0], str) else None
 
 
 def _modules(folder: Path) -> list[dict[str, object]]:
@@ -176,11 +213,12 @@ def _kind(entry: Mapping[str, object]) -> str:
 def _read(folder: Path, path: str | None) -> EmbeddingSettings:
     """Returns the settings in the files of sentence-transformers."""
     kinds = [_kind(entry) for entry in _modules(folder)]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", NORMALIZE]):
+    ends: tuple[list[str], ...] = ([], [NORMALIZE], ["Dense"], ["Dense", NORMALIZE])
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ends:
         raise InputError(
             "model.path",
             f"{folder / MODULES} has the modules {', '.join(kinds) or 'none'}",
-            f"Transformer, Pooling and, if wanted, {NORMALIZE} are allowed",
+            f"Transformer, Pooling and, if wanted, one Dense and {NORMALIZE} are allowed",
             "give another model",
         )
     file = pooling_file(folder, path)
@@ -192,6 +230,8 @@ def _read(folder: Path, path: str | None) -> EmbeddingSettings:
     )
     if named:
         settings["prompts"] = named
+    if (module := _subfolder(folder, "Dense")) is not None:
+        settings["dense"] = read_dense(folder, module, path)
     if similarity != COSINE:
         settings["similarity"] = similarity
     return settings
@@ -278,47 +318,50 @@ def _max_length(folder: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def write_files(config: PreTrainedConfig, out: Path) -> None:
+def write_files(model: Any, out: Path) -> None:
     """Writes the files of sentence-transformers next to a checkpoint; nothing for other models, and for shapes that it cannot load."""
+    config: PreTrainedConfig = model.config
     settings = getattr(config, EMBEDDING_KEY, None)
     if not settings or getattr(config, SHAPE_KEY, None):
         return
-    width, dimensions = config.hidden_size, settings["dimensions"]
-    names = ["", POOLING, *([DENSE] if dimensions else []), *([f"{2 + bool(dimensions)}_{NORMALIZE}"] if settings["normalize"] else [])]
-    kinds = ["Transformer", "Pooling", *(["Dense"] if dimensions else []), NORMALIZE][: len(names)]
-    modules = [
+    modules = [("", "Transformer"), (POOLING, "Pooling")]
+    if "dense" in settings:
+        layer, modules = getattr(model, LAYER), [*modules, (DENSE, "Dense")]
+        write_dense(out / DENSE, layer.weight, layer.bias, settings["dense"]["activation"])
+    if settings["dimensions"]:
+        modules = [*modules, (f"{len(modules)}_Dense", "Dense")]
+        write_dense(out / modules[-1][0], _first_rows(settings["dimensions"], width_of(config, whole=True)))
+    if settings["normalize"]:
+        modules = [*modules, (f"{len(modules)}_{NORMALIZE}", NORMALIZE)]
+        (out / modules[-1][0]).mkdir(exist_ok=True)
+        (out / modules[-1][0] / "README.md").write_text("Divides each vector by its length; it has no settings.\n", encoding="utf-8")
+    listed = [
         {"idx": index, "name": str(index), "path": name, "type": f"sentence_transformers.models.{kind}"}
-        for index, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        for index, (name, kind) in enumerate(modules)
     ]
-    for name in names[1:]:
-        (out / name).mkdir(exist_ok=True)
+    write_json(out / MODULES, listed)
     chosen = THEIR_NAMES[settings["pooling"]][1]
-    write_json(out / MODULES, modules)
     modes = {key: key == chosen for _, key in THEIR_NAMES.values()}
-    write_json(out / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
+    (out / POOLING).mkdir(exist_ok=True)
+    write_json(out / POOLING / "config.json", {"word_embedding_dimension": config.hidden_size, **modes})
     write_json(out / TRANSFORMER, {"max_seq_length": settings["max_length"], "do_lower_case": False})
     prompts = {**settings.get("prompts", {}), **({DEFAULT: settings["prompt"]} if settings["prompt"] else {})}
     told = {"prompts": prompts, "default_prompt_name": DEFAULT if settings["prompt"] else None} if prompts else {}
     write_json(out / PROMPTS, {**told, "similarity_fn_name": settings.get("similarity", COSINE)})
-    if settings["normalize"]:
-        (out / names[-1] / "README.md").write_text("Divides each vector by its length; it has no settings.\n", encoding="utf-8")
-    if dimensions:
-        _write_dense(out / DENSE, width, dimensions)
 
 
-def _write_dense(folder: Path, width: int, dimensions: int) -> None:
-    """Writes a `Dense` module that keeps the first numbers of a vector."""
+def _first_rows(rows: int, width: int) -> Tensor:
+    """Returns the matrix that keeps the first numbers of a vector."""
     import torch
-    from safetensors.torch import save_file
 
-    settings = {"in_features": width, "out_features": dimensions, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
-    write_json(folder / "config.json", settings)
-    save_file({"linear.weight": torch.eye(dimensions, width)}, folder / "model.safetensors", metadata={"format": "pt"})
+    return torch.eye(rows, width)
 
 
-def width_of(config: PreTrainedConfig) -> int:
-    """Returns the numbers of a vector of the model with this Transformers config."""
-    return int(getattr(config, EMBEDDING_KEY)["dimensions"] or config.hidden_size)
+def width_of(config: PreTrainedConfig, whole: bool = False) -> int:
+    """Returns the numbers of a vector of the model with this Transformers config, `whole` before all but the first ones are dropped."""
+    settings: EmbeddingSettings = getattr(config, EMBEDDING_KEY)
+    width = settings["dense"]["outputs"] if "dense" in settings else int(config.hidden_size)
+    return width if whole else settings["dimensions"] or width
 
 
 def pooled(hidden_BSH: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
@@ -350,20 +393,26 @@ def embedding_class(stock: Any) -> Any:
 
     It has to be a class because Transformers calls the constructor itself when it loads weights.
     """
-    from torch.nn import functional
+    from torch.nn import Linear, functional
 
     plain = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(stock.__init__).parameters else {}
 
     class Embedding(stock):  # type: ignore[misc]
         def __init__(self, config: PreTrainedConfig) -> None:
             super().__init__(config, **plain)
+            dense = (getattr(config, EMBEDDING_KEY, None) or {}).get("dense")
+            if dense is not None:
+                setattr(self, LAYER, Linear(config.hidden_size, dense["outputs"], dense["bias"]))
 
         def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
             from transformers.modeling_outputs import SequenceClassifierOutput
 
             settings = getattr(self.config, EMBEDDING_KEY)
             found = super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-            vectors_BD = pooled(found.last_hidden_state.float(), attention_mask, settings["pooling"])[:, : settings["dimensions"]]
+            vectors_BD = pooled(found.last_hidden_state.float(), attention_mask, settings["pooling"])
+            if "dense" in settings:
+                vectors_BD = activations()[settings["dense"]["activation"]](getattr(self, LAYER)(vectors_BD))
+            vectors_BD = vectors_BD[:, : settings["dimensions"]]
             if settings["normalize"]:
                 vectors_BD = functional.normalize(vectors_BD, dim=1, eps=SMALLEST_NORM)
             return SequenceClassifierOutput(

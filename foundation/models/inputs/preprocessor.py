@@ -23,6 +23,7 @@ from foundation.labels.tasks import TASKS, Task
 from foundation.models.adapter_files import adapter_names
 from foundation.models.config import most_tokens, read_config
 from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
+from foundation.models.heads.embedding import width_of as vector_width
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
 from foundation.models.heads.transcriber import strides_of
@@ -120,7 +121,6 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     reads_blocks = generates and not facts.encoder_decoder  # which have no padding that is read
     named = config.get(EMBEDDING_KEY) if facts.embeds else None
     embedding: EmbeddingSettings = named if named else {}
-    width = embedding.get("dimensions")
     own = read_config(checkpoint, "checkpoint")
     own = own.text_config if facts.two_towers else own
     problems = [*_unreadable(checkpoint, settings, own, max_length, generates)]
@@ -144,7 +144,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, checkpoint / "tokenizer_config.json"),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if facts.encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
-        dimensions=0 if not embedding else config["hidden_size"] if width is None else width,
+        dimensions=vector_width(own) if embedding else 0,
         response=facts.answer.RESPONSE,
         adapters=adapters,
         tokenizer=tokenizer,

@@ -191,7 +191,7 @@ def states_of_deep() -> tuple[float, bool]:
     from export.fused.forward import Encoder
 
     encoder = Encoder(random_plan(Bert(64, 128, 6, 2, 40, 16), "cpu"), torch.device("cpu"), torch.float16)
-    states = encoder.first_states(packed([torch.arange(9).numpy(), torch.arange(12).numpy()], encoder))
+    states = encoder.pooled(packed([torch.arange(9).numpy(), torch.arange(12).numpy()], encoder))
     return float(states.std()), bool(states.isfinite().all())
 
 

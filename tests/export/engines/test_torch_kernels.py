@@ -113,7 +113,7 @@ def test_float_builds_and_other_schemes_are_refused() -> None:
 
 
 def test_a_model_of_other_layers_is_an_entry_that_says_so(int8_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(checkpoint: Path, nodes: Any) -> Any:
+    def refuse(checkpoint: Path, nodes: Any, longest: int) -> Any:
         raise InputError("model", "its layers are others")
 
     monkeypatch.setattr("export.fused.parts.plan_of", refuse)

@@ -22,9 +22,13 @@ from export.fused.layers import Probe
 from export.fused.parts import plan_of
 from export.fused.plan import read_plan, write_plan
 from export.fused.rows import Limits, Rows, filled, pack
+from foundation.labels.tasks import Task
+from foundation.models.architecture.shapes import auto_class
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
+from foundation.models.heads.embedding import EMBEDDING_KEY
+from foundation.models.library import with_class
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from prune.sparsify.patterns import Blocks, mask
@@ -32,6 +36,7 @@ from prune.surgery import KeptUnits, shrink
 
 LENGTH = 12
 KEY = "model"
+VECTORS: Task = "sentence-embedding"
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96, "num_labels": 3, "vocab_size": 50}
 CONFIGS = {
     "bert": lambda **more: transformers.BertConfig(**{**SIZES, "max_position_embeddings": LENGTH, **more}),
@@ -40,6 +45,19 @@ CONFIGS = {
     "electra": lambda **more: transformers.ElectraConfig(**{**SIZES, "max_position_embeddings": LENGTH, "embedding_size": 64, **more}),
     "distilbert": lambda **more: transformers.DistilBertConfig(
         vocab_size=50, dim=64, n_layers=2, n_heads=2, hidden_dim=96, max_position_embeddings=LENGTH, num_labels=3, **more
+    ),
+    "t5": lambda **more: transformers.T5Config(
+        **{
+            "vocab_size": 50,
+            "d_model": 64,
+            "d_kv": 32,
+            "num_heads": 2,
+            "num_layers": 2,
+            "d_ff": 96,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 10,
+            **more,
+        }
     ),
 }
 
@@ -62,13 +80,15 @@ class Shape:
     head: bool = False
     """Whether the head is int8, too."""
     config: Mapping[str, Any] | None = None
+    vectors: Mapping[str, Any] | None = None
+    """Settings of a model that answers with vectors; None for a classifier."""
 
 
 def checkpoint(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     """Writes a w8a8 checkpoint whose scales fit what its layers read."""
     torch.manual_seed(seed)
     config = CONFIGS[shape.family](**(shape.config or {}))
-    model: Any = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    model = built(config, shape).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape) if parameter.ndim > 1 else parameter + 0.1 * torch.randn(parameter.shape))
@@ -81,6 +101,16 @@ def checkpoint(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     out.mkdir()
     quantized(model, shape, source, out)
     return out
+
+
+def built(config: Any, shape: Shape) -> Any:
+    """Returns a model of a config: a classifier, or one of vectors."""
+    if shape.vectors is None:
+        return transformers.AutoModelForSequenceClassification.from_config(config)
+    usual = {"pooling": "mean", "normalize": True, "dimensions": None, "prompt": "", "max_length": None}
+    config.is_encoder_decoder = False
+    setattr(config, EMBEDDING_KEY, {**usual, **shape.vectors})
+    return auto_class(VECTORS, config).from_config(with_class(config, VECTORS))
 
 
 def quantized(model: Any, shape: Shape, source: Path, out: Path) -> None:
@@ -186,7 +216,7 @@ def in_ways(folder: Path, given: Mapping[str, NDArray[Any]]) -> Ways:
     """Runs the same rows in several ways."""
     encoder = encoder_of(folder)
     rows, spread = pack(given, encoder.limits), padded(given, encoder.limits)
-    packed, with_padding = encoder.first_states(rows), encoder.first_states(spread)
+    packed, with_padding = encoder.pooled(rows), encoder.pooled(spread)
     one, two = (pack({name: array[number : number + 1] for name, array in given.items()}, encoder.limits) for number in range(2))
     graphs = Graphs(encoder.forward, (Size(2 * LENGTH, 2),), encoder.device, Again)
     graphs.prepare(one)
@@ -195,8 +225,8 @@ def in_ways(folder: Path, given: Mapping[str, NDArray[Any]]) -> Ways:
         logits=encoder.head(packed),
         padded=with_padding[::2],
         padded_logits=encoder.head(with_padding[::2].contiguous()),
-        alone=torch.cat([encoder.first_states(one), encoder.first_states(two)]),
-        filled=encoder.first_states(filled(rows, len(rows.word) + 5, rows.sequences + 2))[: rows.sequences],
+        alone=torch.cat([encoder.pooled(one), encoder.pooled(two)]),
+        filled=encoder.pooled(filled(rows, len(rows.word) + 5, rows.sequences + 2))[: rows.sequences],
         recorded_logits=graphs(rows),
     )
 

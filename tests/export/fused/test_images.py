@@ -79,7 +79,7 @@ def in_kernels(folder: Path, given: Mapping[str, Any], size: int) -> tuple[Tenso
     runner = Runner(path, "cpu", "fp32", (size,), (), Again)
     encoder, rows = runner._encoder, images(given, SHAPE, TOKENS)
     logits, probes = encoder.probe(rows)
-    among = [encoder.first_states(some)[: rows.sequences] for some in (rows, filled(rows, size * TOKENS, size))]
+    among = [encoder.pooled(some)[: rows.sequences] for some in (rows, filled(rows, size * TOKENS, size))]
     runner.prepare()
     return logits, probes, among, torch.from_numpy(runner.predict(given))
 
@@ -152,10 +152,10 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
         transformers.DeiTConfig(**SIZES, **SQUARE),
         "learned states|linear layers",
     ),
-    "relu": (
+    "mish": (
         transformers.ViTForImageClassification,
-        transformers.ViTConfig(**SIZES, **SQUARE, hidden_act="relu"),
-        "its activation is relu",
+        transformers.ViTConfig(**SIZES, **SQUARE, hidden_act="mish"),
+        "its activation is mish",
     ),
     "resnet": (transformers.ResNetForImageClassification, RESNET, "blocks|layers"),
 }

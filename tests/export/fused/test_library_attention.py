@@ -71,7 +71,7 @@ def states_by(folder: Path, kernel: str) -> tuple[Tensor, Tensor]:
     with patch.object(varlen, "varlen_attn", naive), patch.object(library_attention, "refusal", lambda *_: None):
         encoder = Encoder(read_plan(path), torch.device("cpu"), torch.float16)
         rows = pack(given, encoder.limits)
-        return encoder.first_states(rows), encoder.first_states(filled(rows, len(rows.word) + 5, rows.sequences + 2))[: rows.sequences]
+        return encoder.pooled(rows), encoder.pooled(filled(rows, len(rows.word) + 5, rows.sequences + 2))[: rows.sequences]
 
 
 def test_the_naive_kernel_has_the_signature_of_torchs() -> None:

@@ -30,14 +30,14 @@ OTHERS = {
     "narrow electra": transformers.ElectraConfig(**{**SIZES, "max_position_embeddings": 12}, embedding_size=32),
     "modernbert": transformers.ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2),
     "gpt2": transformers.GPT2Config(vocab_size=50, n_positions=12, n_embd=64, n_layer=1, n_head=2, pad_token_id=0),
-    "relu": transformers.BertConfig(**{**SIZES, "max_position_embeddings": 12, "hidden_act": "relu"}),
+    "mish": transformers.BertConfig(**{**SIZES, "max_position_embeddings": 12, "hidden_act": "mish"}),
 }  # fmt: skip
 WHY = {
     "albert": "blocks for 2 layers",
     "narrow electra": "do not fit behind each other",
     "modernbert": "one layer makes its queries|changed before attention",
     "gpt2": "one layer makes its queries|changed before attention",
-    "relu": "its activation is relu; gelu and silu are written",
+    "mish": "its activation is mish; gelu, gelu_tanh, relu, silu are written",
 }
 
 
@@ -49,7 +49,7 @@ def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
         name for name, module in model.named_modules() if name and hasattr(module, "weight") and module.weight.ndim == 2
         and not isinstance(module, nn.Embedding)
     ]  # fmt: skip
-    assert [after for _, after in plan.head] == [
+    assert [after for _, after in plan.head.layers] == [
         {"bert": "tanh", "roberta": "tanh", "mpnet": "tanh", "electra": "gelu", "distilbert": "relu"}[family],
         "none",
     ]
@@ -108,7 +108,7 @@ def test_modules_of_bert_that_compute_otherwise_are_refused(tmp_path: Path, monk
         return model
 
     monkeypatch.setattr(parts, "load_float", scaled)
-    with pytest.raises(InputError, match=r"modules of BERT and computes otherwise \(the closest"):
+    with pytest.raises(InputError, match=r"modules of BERT or T5 and computes otherwise \(the closest"):
         plan_of(Checkpoint(folder))
 
 

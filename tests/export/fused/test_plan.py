@@ -37,7 +37,7 @@ def test_everything_comes_back(plan: Plan, tmp_path: Path) -> None:
         assert torch.equal(norm.gain, other.gain)
         assert torch.equal(norm.bias, other.bias)
         assert (norm.eps, norm.centred) == (other.eps, other.centred)
-    assert [after for _, after in found.head] == [after for _, after in plan.head]
+    assert [after for _, after in found.head.layers] == [after for _, after in plan.head.layers]
     kinds = set()
     for layer, other in zip(plan.linears, found.linears, strict=True):
         kinds.add(f"{type(layer).__name__} {type(layer.weight).__name__}")
@@ -72,7 +72,7 @@ def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be used as a plan \(KeyError: 'plan'\); export again"):
         read_plan(path)
     save_file({}, path, {"plan": '{"format": 1}'})
-    with pytest.raises(InputError, match="format 1; this version reads 3"):
+    with pytest.raises(InputError, match="format 1; this version reads 4"):
         read_plan(path)
 
 

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, qkv, quantize, w4a16, w8a16
+from export.kernels import attention, block_sparse, embedding, gated, gemm, norm, paged_attention, pooling, qkv, quantize, w4a16, w8a16
 from export.kernels.activation_codes import Activation
 from export.kernels.attention import Scores
 from export.kernels.block_sparse import SparseWeight
@@ -15,6 +15,7 @@ from export.kernels.embedding import Lookup
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.norm import Keep, Norm
 from export.kernels.paged_attention import Pages
+from export.kernels.pooling import Weights
 from export.kernels.qkv import Heads, Rotary
 from export.kernels.w4a16 import Int4Weight
 
@@ -70,6 +71,12 @@ def int8_qkv(
         k, v = (part.new_zeros(room, *part.shape[1:]) for part in (k, v))
     qkv.launch(x_NI, scale, weight, heads, rotary, (q, k, v), slots).run()
     return q, k, v
+
+
+def pooled(x_TI: Tensor, start_B: Tensor, weights: Weights) -> Tensor:
+    out_BI = torch.full((len(start_B) - 1, x_TI.shape[1]), float("nan"))
+    pooling.launch(x_TI, start_B, weights, out_BI).run()
+    return out_BI
 
 
 def quantize_tokens(x_NI: Tensor) -> tuple[Tensor, Tensor]:

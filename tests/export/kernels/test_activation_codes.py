@@ -1,4 +1,4 @@
-"""GELU and SiLU into int8 codes: by every method within its bound of float64 over all of bfloat16, whatever its instructions round."""
+"""GELU, SiLU and ReLU into int8 codes: by every method within its bound of float64 over bfloat16, whatever its instructions round."""
 
 import math
 from collections.abc import Callable
@@ -132,6 +132,16 @@ def in_tiles(x: Tensor, scale: float | Tensor, layer: Int8Weight, output: Output
     out = torch.empty(len(x), len(layer.codes), dtype=output.stored)
     gemm.launch(x, scale, layer, output, out, tile).run()
     return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [0.1, 0.001])
+def test_relu_equals_torch_to_the_bit(interpreted: Interpreted, method: Method, scale: float) -> None:
+    y = probes()
+    found = interpreted(codes_of, y, Output("relu", scale=scale, method=method))
+    assert torch.equal(found, references.quantized(torch.relu(y), scale))
+    assert found.min() == 0
+    assert found.max() > 90
 
 
 def test_the_method_that_is_taken_is_one_and_another_is_refused(interpreted: Interpreted) -> None:

@@ -23,6 +23,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda g: g * torch.sigmoid(g),
     "gelu": lambda g: g * torch.special.ndtr(g),
     "gelu_tanh": lambda g: torch.nn.functional.gelu(g, approximate="tanh"),
+    "relu": torch.relu,
 }
 
 
@@ -49,6 +50,7 @@ def product(x: Tensor, scale: float | Tensor, weight: Int8Weight) -> Tensor:
 @settings(max_examples=6)
 @example(130, 65, 129, True, True, "silu", 0)
 @example(1, 1, 1, False, False, "gelu_tanh", 0)
+@example(17, 63, 32, False, False, "relu", 0)
 def test_against_float64(
     interpreted: Interpreted, rows: int, outputs: int, inputs: int, bias: bool, dynamic: bool, activation: str, seed: int
 ) -> None:

@@ -105,6 +105,6 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(InputError, match=r"scale: .* given; a positive number"):
         Int8Weight(codes(2, 4), torch.tensor([1.0, 0.0]))
     with pytest.raises(InputError, match=r"activation: .* given; none, gelu, gelu_tanh, silu"):
-        Output("relu")  # type: ignore[arg-type]
+        Output("mish")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="bias: "):
         Int8Weight(codes(2, 4), torch.ones(2), torch.ones(3))

@@ -1,6 +1,6 @@
 """Loads the model of a kernel repository as the server does, in a process that has nothing of ours but the folder of the model.
 
-python serve_kernels.py VERSION_FOLDER CONFIG_JSON TEXT ...      prints {"logits": [[...]], "labels": [...], "modules": [...]}
+python serve_kernels.py VERSION_FOLDER CONFIG_JSON TEXT ...      prints {"logits": [[...]], "labels": [...], "vectors": [[...]], ...}
 """
 
 import json
@@ -50,8 +50,9 @@ def main() -> None:
     ours = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] in ("compress", "export", "engine")}
     print(json.dumps({
         "errors": errors,
-        "logits": [answer.tensors["LOGITS"][0].tolist() for answer in answers],
-        "labels": [answer.tensors["LABEL"][0, 0].decode() for answer in answers],
+        "logits": [answer.tensors["LOGITS"][0].tolist() for answer in answers if "LOGITS" in answer.tensors],
+        "labels": [answer.tensors["LABEL"][0, 0].decode() for answer in answers if "LABEL" in answer.tensors],
+        "vectors": [answer.tensors["VECTOR"][0].tolist() for answer in answers if "VECTOR" in answer.tensors],
         "outside": [file for file in ours.values() if not Path(file).is_relative_to(folder)],
         "modules": sorted(ours),
     }))  # fmt: skip

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.triton import TritonModel
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
+from tests.export.fused import encoders
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.gpu.kernels import files, write_kernel_repository
@@ -100,16 +103,29 @@ def test_imports_are_followed_to_the_end(tmp_path: Path) -> None:
     assert {str(path.relative_to(tmp_path)) for path in found} == sources.keys() - {"export/unread.py"}
 
 
-@pytest.mark.slow
-def test_it_answers_as_torch_does_from_its_folder_alone(tmp_path: Path) -> None:
+def test_vectors_are_the_answer_of_a_model_of_vectors(tmp_path: Path) -> None:
+    vectors_of(prepared(tmp_path / NAME), 5).save(tmp_path / NAME)
+    (tmp_path / NAME / "plan").write_bytes(b"a plan")
+    write(tmp_path)
+    folder = tmp_path / "repository" / NAME
+    config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
+    assert config["output"] == [{"name": "VECTOR", "data_type": "TYPE_FP32", "dims": ["5"]}]
+    assert "`VECTOR`" in (tmp_path / "repository" / "README.md").read_text()
+
+
+def vectors_of(preprocessor: Preprocessor, dimensions: int) -> Preprocessor:
+    """Returns a preprocessor of a model that answers with vectors."""
+    task = "sentence-embedding"
+    return replace(preprocessor, labels=("vector",), task=task, response="vector", dimensions=dimensions)
+
+
+def answered(tmp_path: Path, checkpoint: Path, texts: list[str]) -> dict[str, Any]:
+    """Writes the repository of a checkpoint, and returns what its model answers in a process that has only its folder."""
     from export.fused.parts import plan_of
     from export.fused.plan import write_plan
-    from tests.export.fused import encoders
 
-    preprocessor, checkpoint = prepared(tmp_path / NAME), encoders.checkpoint(tmp_path)
     write_plan(plan_of(Checkpoint(checkpoint)), tmp_path / NAME / "plan")
     write(tmp_path)
-    texts = ["a fine film", "dull", "very long and dull film"]
     folder = tmp_path / "repository" / NAME
     before = sorted(path for path in folder.rglob("*"))
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -119,11 +135,31 @@ def test_it_answers_as_torch_does_from_its_folder_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-P", str(script), str(folder / "1"), json.dumps(config), *texts]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr
-    answer = json.loads(run.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert answer["errors"] == []
     assert answer["outside"] == []
     assert "export.fused.runner" in answer["modules"]
     assert sorted(path for path in folder.rglob("*")) == before
-    logits, _ = encoders.in_torch(checkpoint, preprocessor.encode(texts))
+    return answer
+
+
+TEXTS = ["a fine film", "dull", "very long and dull film"]
+
+
+@pytest.mark.slow
+def test_it_answers_as_torch_does_from_its_folder_alone(tmp_path: Path) -> None:
+    preprocessor, checkpoint = prepared(tmp_path / NAME), encoders.checkpoint(tmp_path)
+    answer = answered(tmp_path, checkpoint, TEXTS)
+    logits, _ = encoders.in_torch(checkpoint, preprocessor.encode(TEXTS))
     np.testing.assert_allclose(answer["logits"], logits.numpy(), rtol=1e-3, atol=1e-3)
     assert answer["labels"] == [preprocessor.labels[index] for index in logits.argmax(dim=1)]
+
+
+@pytest.mark.slow
+def test_it_answers_with_vectors_from_its_folder_alone(tmp_path: Path) -> None:
+    checkpoint = encoders.checkpoint(tmp_path, encoders.Shape(vectors={"dimensions": 24}))
+    preprocessor = vectors_of(prepared(tmp_path / NAME), 24)
+    preprocessor.save(tmp_path / NAME)
+    answer = answered(tmp_path, checkpoint, TEXTS)
+    vectors, _ = encoders.in_torch(checkpoint, preprocessor.encode(TEXTS))
+    np.testing.assert_allclose(answer["vectors"], vectors.numpy(), rtol=1e-3, atol=1e-3)

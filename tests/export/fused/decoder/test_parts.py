@@ -38,8 +38,8 @@ OTHERS: dict[str, Any] = {
     "mistral": transformers.MistralConfig(**LONG, sliding_window=8),
     "granite": transformers.GraniteConfig(**LONG, residual_multiplier=0.5),
     "gemma": transformers.GemmaConfig(**LONG, head_dim=32),
-    "relu": transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=LENGTH, n_embd=64, n_layer=1, n_head=2, activation_function="relu", bos_token_id=1, eos_token_id=2
+    "mish": transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=64, n_layer=1, n_head=2, activation_function="mish", bos_token_id=1, eos_token_id=2
     ),
 }
 WHY = {
@@ -50,7 +50,7 @@ WHY = {
     "mistral": f"it looks back on 8 of {LENGTH} tokens",
     "granite": "computes otherwise",
     "gemma": "GemmaRMSNorm",
-    "relu": "its activation is relu; gelu, gelu_tanh, silu are written",
+    "mish": "its activation is mish; gelu, gelu_tanh, relu, silu are written",
 }
 
 
