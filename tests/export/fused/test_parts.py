@@ -41,7 +41,7 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize("family", seldom(encoders.CONFIGS, ("roberta", "electra", "distilbert")))
+@pytest.mark.parametrize("family", seldom([name for name in encoders.CONFIGS if name != "t5"], ("roberta", "electra", "distilbert")))
 def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(family=family))
     plan, model = plan_of(Checkpoint(folder)), load(folder)
