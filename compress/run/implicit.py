@@ -69,7 +69,8 @@ class Source(Stage):
         """Writes the checkpoint; this step has no parent."""
         check_intact(self.model)
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
-        return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
+        progress = context.progress
+        return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=progress.log, warn=progress.warn)
 
 
 class Evaluate(Stage):

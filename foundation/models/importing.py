@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from foundation.artifacts.artifact import digest, file_digest
 from foundation.artifacts.safetensors import FLOATS, check_finite, first_and_last_rows, headers, read_json, weight_files
@@ -44,6 +45,7 @@ from foundation.models.forward import forward
 from foundation.models.generation import noted
 from foundation.models.heads.embedding import dense_files, load_head, pooling_file, write_files
 from foundation.models.heads.towers import check_towers, with_first_scale
+from foundation.models.inputs.padding_effect import SEEN, padding_effect
 from foundation.models.inputs.saving import save_preprocessing, settle_inputs
 from foundation.models.inputs.sounds import settle
 from foundation.models.inputs.tokenizer import TrainedTokenizer
@@ -130,6 +132,7 @@ def import_model(
     out: Path,
     tokenizer: str | TrainedTokenizer | None = None,
     log: Callable[[str], None] = lambda message: None,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
     """Writes the recipe's model into `out` as a clean checkpoint.
 
@@ -140,9 +143,11 @@ def import_model(
         out: Existing empty folder.
         tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained; required for text models with random weights.
         log: Receives progress messages.
+        warn: Receives warnings.
 
     Returns:
-        `source`, `model_type`, `parameters`, `labels`, `new_weights` (names of randomly initialized weights; "all" for random weights).
+        `source`, `model_type`, `parameters`, `labels`, `new_weights` (names of randomly initialized weights; "all" for random weights); for
+        models that answer whole texts `padding_effect` (`foundation.models.inputs.padding_effect`).
 
     Raises:
         InputError: The model cannot be used; the message says why and what to do.
@@ -152,6 +157,7 @@ def import_model(
         values = tasks_with(lambda row: row.regression)
         raise InputError("data", f"{len(data_labels)} labels", f"classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else model_folder(config.path, "model.path", config.adapter, weights=True)
+    figures: dict[str, Any] = {}
     linked = _linked(config, source, out)
     if linked is not None:
         (built, parameters), new = linked, []
@@ -164,6 +170,8 @@ def import_model(
         settle_inputs(config, source, built, tokenizer)
         if facts.generates:
             check_causal(built, partial(forward, model.eval()))
+        if facts.answers_whole_texts:
+            figures["padding_effect"] = _padding_effect(built, model.eval(), warn)
         with quiet():
             model.save_pretrained(out)
         write_files(model, out)
@@ -175,7 +183,18 @@ def import_model(
     origin = (config.path or "random weights") + (", with its adapter merged" if config.adapter else "")
     _write_card(out, origin, task, labels)
     log(f"  model: {built.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
-    return {"source": origin, "model_type": built.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
+    return {"source": origin, "model_type": built.model_type, "parameters": parameters, "labels": labels, "new_weights": new, **figures}
+
+
+def _padding_effect(config: PreTrainedConfig, model: nn.Module, warn: Callable[[str], None]) -> float:
+    """Returns how far padding changes the answers of a model; warns if it does."""
+    effect = padding_effect(config, partial(forward, model))
+    if effect > SEEN:
+        warn(
+            f"model: {config.model_type} sees the padding behind a text: its answers to random rows change by up to {effect:.1%}; "
+            "so an answer depends on the length that its row is padded to, and in a server on the rows of its batch"
+        )
+    return effect
 
 
 def _linked(config: ModelConfig, source: Path | None, out: Path) -> tuple[Any, int] | None:

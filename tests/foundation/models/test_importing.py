@@ -18,6 +18,8 @@ from foundation.models.config import ModelConfig, label_names
 from foundation.models.forward import forward
 from foundation.models.importing import check_model, import_model
 from foundation.models.size import count
+from tests.architectures.steps import trained
+from tests.architectures.table import ENCODERS
 from tests.foundation.model_folders import LABELS, edit, named, refused, rewrite
 from tests.foundation.sizes import sizes_of
 
@@ -33,6 +35,17 @@ def test_an_import_is_the_same_model(tiny_bert: Path, out: Path, told: Any) -> N
     assert (out / "tokenizer.json").read_bytes() == (tiny_bert / "tokenizer.json").read_bytes()
     assert "negative" in (out / "README.md").read_text()
     assert isinstance(AutoModel.from_pretrained(out), torch.nn.Module)
+
+
+def test_a_model_that_sees_padding_is_told_of(tmp_path: Path) -> None:
+    for name, sees in (("bert", False), ("yoso", True)):
+        (tmp_path / f"{name}-out").mkdir()
+        source, warned = trained(ENCODERS[name], tmp_path / name), list[str]()
+        figures = import_model(
+            ModelConfig(path=str(source), task="text-classification"), ("a", "b"), 0, tmp_path / f"{name}-out", warn=warned.append
+        )
+        assert (figures["padding_effect"] > 1e-3) == sees
+        assert [name in line for line in warned] == [True] * sees
 
 
 def test_generic_labels_take_the_names_of_the_data(folder: Path, out: Path) -> None:
