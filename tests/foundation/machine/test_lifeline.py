@@ -199,6 +199,21 @@ def test_a_main_thread_that_notices_ends_by_itself(runs: Callable[[int], Run], m
     assert run.told[0].empty()
 
 
+def test_who_came_and_was_ended_is_missing(runs: Callable[[int], Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "JOIN_S", 1.0)
+    run = runs(3)
+    first = run.coming(0)
+    found = json.loads(run.store.get(KEY))
+    with socket.create_connection(("127.0.0.1", found["port"])) as early:
+        early.sendall(f"{found['word']} 1 gone\n".encode())
+        time.sleep(0.1)
+    second = run.coming(2)
+    with pytest.raises(Fault, match=r"2 of 3 processes .*; 1 did not"):
+        first.result(WAIT_S)
+    with pytest.raises(FailedElsewhere):
+        second.result(WAIT_S)
+
+
 def test_strangers_and_those_that_come_twice_are_no_hindrance(runs: Callable[[int], Run]) -> None:
     run = runs(3)
     first = run.coming(0)
@@ -207,7 +222,7 @@ def test_strangers_and_those_that_come_twice_are_no_hindrance(runs: Callable[[in
     for stranger, text in zip(strangers, (b"GET / HTTP/1.1\r\n\r\n", b"x 1 me\n", b"\n", b"y" * 5000, b"", b"\xff\xfe\n"), strict=True):
         stranger.sendall(text)
     word = found["word"].encode()
-    for text in (word + b" 3 me\n", word + b" 0 me\n", word + b" one me\n"):  # of no process that is missing
+    for text in (b"x 1 me\n", word + b" 3 me\n", word + b" 0 me\n", word + b" one me\n"):  # of no process that is missing
         wrong = socket.create_connection(("127.0.0.1", found["port"]))
         wrong.sendall(text)
         assert wrong.recv(10) == b""
