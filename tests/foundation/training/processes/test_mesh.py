@@ -40,7 +40,10 @@ def test_a_mesh_sets_how_processes_share_layers() -> None:
     assert "mesh" not in Parallel(tensor=4, sequence=True, strategy="fsdp2").model_dump()
 
 
-@pytest.mark.parametrize(("size", "remedy"), [(4, "give [2, 2]"), (12, "give [2, 6] or [3, 4] or [4, 3] or [6, 2]"), (7, "a product")])
+@pytest.mark.parametrize(
+    ("size", "remedy"),
+    [(4, "give [2, 2]"), (16, "give [2, 8] or [4, 4] or [8, 2]"), (12, "give [2, 6] or [3, 4] or [4, 3] or [6, 2]"), (7, "a product")],
+)
 def test_a_mesh_has_as_many_places_as_there_are_processes(size: int, remedy: str) -> None:
     with raises_problem("parallel.mesh", "[2, 4]", f"{size} processes", remedy):
         Parallel(mesh=(2, 4)).of(Team(0, size))
