@@ -29,12 +29,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--epochs", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if reason := why_none():
         sys.exit(f"no nodes can be made here: {reason}")
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        setup = cases.Setup(Path(folder), epochs=given.epochs, join_s=20.0)
+        setup = cases.Setup(Path(folder), epochs=options.epochs, join_s=20.0)
         os.environ["XDG_CACHE_HOME"] = str(setup.folder / "cache")
         whole = cases.undisturbed(setup)
         table: dict[str, Callable[[], cases.Seen]] = {
@@ -52,7 +52,7 @@ def main() -> None:
             "first never comes": lambda: cases.missing(setup, first=False),
         }
         print("| case | seconds | goes on | equal bits | lines |\n| --- | --- | --- | --- | --- |", flush=True)
-        for name in given.cases or table:
+        for name in options.cases or table:
             seen = table[name]()
             lines = "<br>".join(f"{host}: {line}" for host, found in seen.lines.items() for line in found)
             print(f"| {name} | {seen.seconds:.1f} | {seen.goes_on} | {seen.equal} | {lines} |", flush=True)

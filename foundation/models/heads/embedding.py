@@ -411,7 +411,8 @@ def embedding_class(stock: Any) -> Any:
             found = super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             vectors_BD = pooled(found.last_hidden_state.float(), attention_mask, settings["pooling"])
             if "dense" in settings:
-                vectors_BD = activations()[settings["dense"]["activation"]](getattr(self, LAYER)(vectors_BD))
+                dense_BD = getattr(self, LAYER)(vectors_BD.to(self.dtype)).float()  # the pooling is float32 in every model
+                vectors_BD = activations()[settings["dense"]["activation"]](dense_BD)
             vectors_BD = vectors_BD[:, : settings["dimensions"]]
             if settings["normalize"]:
                 vectors_BD = functional.normalize(vectors_BD, dim=1, eps=SMALLEST_NORM)

@@ -152,3 +152,11 @@ def test_dimensions_are_those_behind_the_layer(tmp_path: Path) -> None:
     source = tiny_embedding.t5_folder(tmp_path / "source")
     with raises_problem("model.embedding.dimensions", "25", "24 numbers"):
         imported(source, tmp_path / "out", dimensions=25)
+
+
+def test_a_model_in_bfloat16_answers_nearly_the_same(tmp_path: Path) -> None:
+    """As the engine torch runs it in bf16: the pooling stays float32, the layer does not."""
+    folder = imported(tiny_embedding.t5_folder(tmp_path / "source", dense={"bias": True}), tmp_path / "out")
+    with torch.no_grad():
+        half = forward(load(folder, dtype=torch.bfloat16), features(folder, TEXTS))
+    assert float((half * vectors(folder)).sum(dim=1).min()) > 0.995
