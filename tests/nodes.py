@@ -42,7 +42,10 @@ def why_none() -> str | None:
     if made.returncode:
         return f"no network namespaces: {made.stderr.strip()}"
     joined = subprocess.run(
-        ["ip", "-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b"], capture_output=True, text=True, check=False
+        ["ip", "-n", name, "link", "add", "name", "cable", "type", "veth", "peer", "name", "other"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     subprocess.run(["ip", "netns", "del", name], check=True)
     return f"no veth: {joined.stderr.strip()}" if joined.returncode else None
