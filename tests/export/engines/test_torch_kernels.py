@@ -200,7 +200,7 @@ def test_on_a_gpu_it_passes_the_gate_and_recordings_answer_alike(plan: EngineSpe
         np.testing.assert_array_equal(process.predict(sentiment.rows(4), 4), together)
 
 
-@pytest.mark.whole
+@pytest.mark.slow  # a minute in the interpreter; tests/export/fused/test_images.py compares the codes of every layer
 def test_a_vit_passes_the_gate_in_its_patches_and_in_every_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.of(ARCHITECTURES["vit"], tmp_path)
     quantized = bench.run(Quantize(mode="ptq", calibration={"rows": 16}, weight_bits=7, convolutions=True))
