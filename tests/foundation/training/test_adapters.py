@@ -87,8 +87,8 @@ def test_each_adapter_learns_its_rows_and_the_model_stays(family: Context, tmp_p
         merged = load_float(parent)
         merge(merged, adapter)
         expected = compared(merged, family.preprocessor(parent), own.rows, 9)
-        np.testing.assert_allclose(compared(load_float(out), prepared, own.rows, 9), expected, atol=1e-4)
-        assert figures["adapters"][name]["difference"] < 1e-4
+        np.testing.assert_allclose(compared(load_float(out), prepared, own.rows, 9), expected, rtol=1e-4, atol=1e-4)
+        assert figures["adapters"][name]["difference"] < 5e-4  # of logits of about 6; sums are rounded otherwise on every processor
         assert figures["adapters"][name]["rows"] == len(for_adapter(family, name).data.train)
         same = [adapter_of(row) == name for row in split.rows]
         if not Checkpoint(parent).is_quantized:
