@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from export.builds import Build, Request
-    from export.divided.placement import Placement
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse
     from foundation.core.json_value import Json
@@ -250,37 +249,30 @@ class Export(Stage):
 
     def _divided(self, context: Context, out: Path) -> exported.DividedVariant:
         """Divides the last variant over `tensor_parallel` ranks and checks them; returns its entry of export.json."""
-        from export.divided.folder import write
+        from export.divided.folder import expert_layers, write
+        from export.divided.placement import place
         from export.divided.proof import prove
         from export.parity.rows import gate_rows
 
         variant, artifact = list(context.checkpoints.items())[-1]
         name = f"{variant}-tensor-parallel-{self.tensor_parallel}"
-        placements, balance = self._placements(artifact) if self.expert_parallel else (None, {})
-        folders = write(Checkpoint(artifact.path), out / name, self.tensor_parallel, self._key("tensor_parallel"), placements)
+        checkpoint, dealt = Checkpoint(artifact.path), None
+        if self.expert_parallel:
+            dealt = place(artifact.metrics, expert_layers(checkpoint.config), self.tensor_parallel)
+        placements = None if dealt is None else dealt.placements
+        folders = write(checkpoint, out / name, self.tensor_parallel, self._key("tensor_parallel"), placements)
         rows = gate_rows(context.data)
         rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
-        found = prove(Checkpoint(artifact.path), folders, rows, context.preprocessor(artifact.path), context.task)
+        found = prove(checkpoint, folders, rows, context.preprocessor(artifact.path), context.task)
         sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
         same = "equal to the last bit" if found.equal else f"at most {found.max_abs:.2g} apart"
         context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found.rows} rows {same}")
-        if balance:
-            place = "the busiest rank reads {busiest:.2f} times the tokens of the mean, {busiest_in_order:.2f} times with experts in order"
-            context.progress.log(f"  {name}: {place.format(**balance)}")
-        return found.with_(variant=variant, ranks=self.tensor_parallel, folder=name, bytes=tuple(sizes), **balance)
-
-    def _placements(self, artifact: Artifact) -> tuple[dict[str, Placement], dict[str, float]]:
-        """Returns the experts of each rank by layer, and what the busiest rank has to do by the measured loads, if there are any."""
-        from export.divided.folder import expert_layers
-        from export.divided.placement import busiest_of_layers, in_order, measured_loads, placed
-
-        layers = expert_layers(Checkpoint(artifact.path).config)
-        plain = {name: in_order(count, self.tensor_parallel) for name, count in layers.items()}
-        loads = measured_loads(artifact.metrics, list(layers))
-        if not loads:
-            return plain, {}
-        found = {name: placed(load_E, self.tensor_parallel) for name, load_E in loads.items()}
-        return found, {"busiest": busiest_of_layers(loads, found), "busiest_in_order": busiest_of_layers(loads, plain)}
+        found = found.with_(variant=variant, ranks=self.tensor_parallel, folder=name, bytes=tuple(sizes))
+        if dealt is None or dealt.busiest is None:
+            return found
+        beside = f"{dealt.busiest_in_order:.2f} times with experts in order"
+        context.progress.log(f"  {name}: the busiest rank reads {dealt.busiest:.2f} times the tokens of the mean, {beside}")
+        return found.with_(busiest=dealt.busiest, busiest_in_order=dealt.busiest_in_order)
 
     def _key(self, name: str) -> str:
         """Returns the key path of a setting, for messages."""

@@ -17,7 +17,7 @@ from compress.recipe import Recipe
 from compress.run.prepare import checked_with
 from distill.distill import Distill
 from export.divided.folder import expert_layers
-from export.divided.placement import busiest_of_layers, in_order, measured_loads, placed
+from export.divided.placement import place
 from export.export import Export
 from foundation.core.errors import InputError
 from foundation.machine.parallel import Team
@@ -69,18 +69,15 @@ def _placement(division: Division | None, last: PlannedStep) -> Iterator[str]:
     """Describes how busy the devices of a mixture are, if its experts are dealt out and an earlier run measured their load."""
     if division is None or division.experts == 1:
         return
-    layers = expert_layers(last.config)
-    loads = measured_loads(last.cached.metrics, list(layers)) if last.cached is not None else {}
-    if not loads:
+    found = place(last.cached.metrics if last.cached is not None else {}, expert_layers(last.config), division.experts)
+    if found.busiest is None:
         yield "  the load of the experts is not measured yet: run the stages before export, and plan again"
         return
-    found = {name: placed(load_E, division.experts) for name, load_E in loads.items()}
-    plain = {name: in_order(count, division.experts) for name, count in layers.items()}
     yield (
-        f"  placed by their measured load, experts give the busiest device {busiest_of_layers(loads, found):.2f} times the tokens of the "
-        f"mean, {busiest_of_layers(loads, plain):.2f} times in order"
+        f"  placed by their measured load, experts give the busiest device {found.busiest:.2f} times the tokens of the mean, "
+        f"{found.busiest_in_order:.2f} times in order"
     )
-    for name, placement in found.items():
+    for name, placement in found.placements.items():
         yield f"    {name}: {' | '.join(' '.join(map(str, experts)) for experts in placement)}"
 
 

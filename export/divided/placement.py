@@ -14,6 +14,7 @@ Names carry their shapes: E experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Placement = tuple[tuple[int, ...], ...]
@@ -67,6 +68,34 @@ def busiest(load_E: Sequence[float], placement: Placement) -> float:
 def busiest_of_layers(loads: Mapping[str, Sequence[float]], placements: Mapping[str, Placement]) -> float:
     """Returns the same for all layers, whose ranks wait for each other: the mean over layers."""
     return sum(busiest(load_E, placements[name]) for name, load_E in loads.items()) / len(loads)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The experts of each rank in every layer of experts."""
+
+    placements: Mapping[str, Placement]
+    """By the path of the layer."""
+    busiest: float | None = None
+    """Work of the busiest rank as a multiple of the mean, by the measured loads; None where nothing was measured."""
+    busiest_in_order: float | None = None
+    """The same with experts in order."""
+
+
+def place(metrics: Mapping[str, Any], layers: Mapping[str, int], ranks: int) -> Placed:
+    """Returns the placement of all layers: by their measured loads, or in order where these were not measured.
+
+    Args:
+        metrics: Metrics of the stage before the export.
+        layers: Number of experts of each layer, by its path, in order; the number of ranks has to divide it.
+        ranks: Number of ranks.
+    """
+    plain = {name: in_order(count, ranks) for name, count in layers.items()}
+    loads = measured_loads(metrics, list(layers))
+    if not loads:
+        return Placed(plain)
+    made = {name: placed(load_E, ranks) for name, load_E in loads.items()}
+    return Placed(made, busiest_of_layers(loads, made), busiest_of_layers(loads, plain))
 
 
 def measured_loads(metrics: Mapping[str, Any], layers: Sequence[str]) -> dict[str, list[float]]:
