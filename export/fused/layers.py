@@ -80,7 +80,7 @@ class FeedForward(Protocol):
 
     @property
     def gate(self) -> Linear | None:
-        """The layer whose outputs go through f and multiply those of `up`; None for a network of two layers."""
+        """The layer whose outputs go through f and multiply the outputs of `up`; None for a network of two layers."""
 
     @property
     def up(self) -> Linear:

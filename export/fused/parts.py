@@ -189,12 +189,12 @@ def _read_paths(model: PreTrainedModel, longest: int) -> EncoderPaths:
 
 
 def _head(model: PreTrainedModel, blocks: BlockPaths) -> HeadPaths:
-    told: EmbeddingSettings | None = getattr(model.config, EMBEDDING_KEY, None)
-    if told is None:
+    settings: EmbeddingSettings | None = getattr(model.config, EMBEDDING_KEY, None)
+    if settings is None:
         return HeadPaths(tuple((name, "none") for name in blocks.outer(nn.Linear)))
-    activation: Any = told["dense"]["activation"] if "dense" in told else None
+    activation: Any = settings["dense"]["activation"] if "dense" in settings else None
     layers = () if activation is None else ((LAYER, activation),)
-    return HeadPaths(layers, POOLINGS[str(told["pooling"])], told["dimensions"], told["normalize"], settled=True)
+    return HeadPaths(layers, POOLINGS[str(settings["pooling"])], settings["dimensions"], settings["normalize"], settled=True)
 
 
 def _proved(model: PreTrainedModel, paths: EncoderPaths) -> EncoderPaths:
@@ -226,8 +226,8 @@ def _proved(model: PreTrainedModel, paths: EncoderPaths) -> EncoderPaths:
                         return replace(parts, head=head)
     if not fits:
         raise Otherwise(f"its layers do not fit behind each other ({problem})")
-    told = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
-    raise Otherwise(f"it has the modules of BERT or T5 and computes otherwise ({told})")
+    closest = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
+    raise Otherwise(f"it has the modules of BERT or T5 and computes otherwise ({closest})")
 
 
 def _proof(model: PreTrainedModel, paths: EncoderPaths) -> dict[str, Tensor]:

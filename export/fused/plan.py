@@ -241,7 +241,7 @@ def write_plan(plan: Plan, path: Path) -> None:
         **{name: getattr(plan, name) for name in NUMBERS},
         "blocks": [_block_document(block) for block in plan.blocks],
         "head": _head_document(plan.head),
-        "nodes": {name: dict(told) for name, told in plan.nodes.items()},
+        "nodes": {name: dict(node) for name, node in plan.nodes.items()},
         "attention_ms": {length: dict(times) for length, times in plan.attention_ms.items()},
         "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
@@ -260,14 +260,14 @@ def read_plan(path: Path) -> Plan:
 def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
     """Returns the plan of the JSON and the tensors of a file."""
     patches, head = document["patches"], document["head"]
-    layers = tuple((linear_from(told, tensors), told["after"]) for told in head["layers"])
+    layers = tuple((linear_from(entry, tensors), entry["after"]) for entry in head["layers"])
     return Plan(
         word=tensors["word"],
         kind=tensors.get("kind"),
         position=tensors.get("position"),
         norm=norm_from("norm", document["norm"], tensors),
         **{name: document[name] for name in NUMBERS},
-        blocks=tuple(_block_from(number, told, tensors) for number, told in enumerate(document["blocks"])),
+        blocks=tuple(_block_from(number, block, tensors) for number, block in enumerate(document["blocks"])),
         head=Head(layers, **{name: head[name] for name in HEAD}),
         nodes=document["nodes"],
         patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
@@ -276,10 +276,10 @@ def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Pla
     )
 
 
-def _block_from(number: int, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Block:
-    parts: dict[str, Any] = {name: linear_from(entry, tensors) for name, entry in told["linears"].items()}
-    parts |= {name: norm_from(f"{number}.{name}", told[name], tensors) for name in NORMS}
-    return Block(**parts, head_dim=told["head_dim"], scaling=told["scaling"])
+def _block_from(number: int, block: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Block:
+    parts: dict[str, Any] = {name: linear_from(entry, tensors) for name, entry in block["linears"].items()}
+    parts |= {name: norm_from(f"{number}.{name}", block[name], tensors) for name in NORMS}
+    return Block(**parts, head_dim=block["head_dim"], scaling=block["scaling"])
 
 
 def _block_document(block: Block) -> dict[str, Any]:

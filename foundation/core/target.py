@@ -116,16 +116,16 @@ class Parallel(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_mesh(cls, given: Any) -> Any:
+    def _of_mesh(cls, values: Any) -> Any:
         """Sets what `mesh` stands for."""
-        mesh = given.get("mesh") if isinstance(given, Mapping) else None
+        mesh = values.get("mesh") if isinstance(values, Mapping) else None
         if not isinstance(mesh, list | tuple) or len(mesh) != 2 or not all(isinstance(side, int) and side > 1 for side in mesh):
-            return given  # which the field refuses
+            return values  # which the field refuses
         implied = {"tensor": mesh[1], "sequence": True, "strategy": "fsdp2"}
         for name, value in implied.items():
-            if name in given and given[name] != value:
-                raise ValueError(f"{name}: {given[name]} given with mesh: {list(mesh)}, which sets it: leave it out")
-        return {**given, **implied}
+            if name in values and values[name] != value:
+                raise ValueError(f"{name}: {values[name]} given with mesh: {list(mesh)}, which sets it: leave it out")
+        return {**values, **implied}
 
     @model_validator(mode="after")
     def _compresses_sums(self) -> Self:

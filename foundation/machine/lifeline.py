@@ -368,9 +368,9 @@ def _hear(coming: _Coming, word: str, size: int, came: dict[int, _Connection]) -
         return False
     coming.unread += data
     if coming.connection is None and coming.unread.endswith(b"\n"):
-        given, _, rest = coming.unread.decode("utf-8", "replace").strip().partition(" ")
+        secret, _, rest = coming.unread.decode("utf-8", "replace").strip().partition(" ")
         rank, _, host = rest.partition(" ")
-        if not secrets.compare_digest(given.encode(), word.encode()) or not rank.isdecimal() or not 0 < int(rank) < size:
+        if not secrets.compare_digest(secret.encode(), word.encode()) or not rank.isdecimal() or not 0 < int(rank) < size:
             return False
         coming.connection = came[int(rank)] = _Connection(coming.socket, Peer(int(rank), host))
     return True

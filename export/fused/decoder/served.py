@@ -135,13 +135,13 @@ class OnDevice:
         return self._runner.on_device()
 
 
-def room(rows: int, context: int, asked: int, free_bytes: int | None, token_bytes: int) -> int:
+def room(rows: int, context: int, wanted: int, free_bytes: int | None, token_bytes: int) -> int:
     """Returns the tokens that keys and values get room for.
 
     Args:
         rows: Most texts at once.
         context: Most tokens of each.
-        asked: What a deployment asks for; 0: whatever fits.
+        wanted: What a deployment asks for; 0: whatever fits.
         free_bytes: Free memory of the GPU; None: it is no limit.
         token_bytes: Keys and values of a token.
 
@@ -150,12 +150,12 @@ def room(rows: int, context: int, asked: int, free_bytes: int | None, token_byte
     """
     page = SLOTS * token_bytes
     fitting = rows * cdiv(context, SLOTS)
-    if asked:
-        fitting = asked // SLOTS
+    if wanted:
+        fitting = wanted // SLOTS
     elif free_bytes is not None:
         fitting = min(fitting, int(SHARE * free_bytes) // page - 1)  # one page is nobody's
     if fitting < cdiv(context, SLOTS):
-        given = f"cache_tokens: {asked} given" if asked else f"{free_bytes} bytes of the GPU are free"
+        given = f"cache_tokens: {wanted} given" if wanted else f"{free_bytes} bytes of the GPU are free"
         raise RuntimeError(
             f"{given}; a text of {context} tokens takes pages for {cdiv(context, SLOTS) * SLOTS}, {token_bytes} bytes each, and its cache "
             "one page more: give a smaller context in config.pbtxt"

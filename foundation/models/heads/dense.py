@@ -62,17 +62,17 @@ def read_dense(folder: Path, name: str, path: str | None) -> DenseSettings:
     file = fetched(folder, f"{name}/config.json", path, "model.path")
     if not file.is_file():
         raise InputError("model.path", f"{folder} has no config.json of its Dense module", remedy="copy the whole folder of the model")
-    told: Any = read_json(file, "model.path")
+    settings: Any = read_json(file, "model.path")
     names = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()}
-    activation, outputs, bias = told.get("activation_function"), told.get("out_features"), told.get("bias", True)
+    activation, outputs, bias = settings.get("activation_function"), settings.get("out_features"), settings.get("bias", True)
     if activation not in names:
         allowed = f"{one_of(list(names))} is allowed"
         raise InputError("model.path", f"{file} has the activation_function {shown(activation)}", allowed, "give another model")
     if type(outputs) is not int or outputs < 1 or type(bias) is not bool:
         raise InputError("model.path", f"{file} has {shown(outputs)} out_features and the bias {shown(bias)}", "a number and true or false")
     for key in ("module_input_name", "module_output_name"):
-        if told.get(key, VECTOR) not in (None, VECTOR):
-            raise InputError("model.path", f"{file} has the {key} {shown(told[key])}", f"{VECTOR} is allowed", "give another model")
+        if settings.get(key, VECTOR) not in (None, VECTOR):
+            raise InputError("model.path", f"{file} has the {key} {shown(settings[key])}", f"{VECTOR} is allowed", "give another model")
     return DenseSettings(outputs=outputs, bias=bias, activation=names[activation])
 
 

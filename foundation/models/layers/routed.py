@@ -30,7 +30,7 @@ class Experts(nn.Module):
         """Returns the output of one expert, float `[N, D]`."""
         raise NotImplementedError
 
-    def routed(self, *given: Any, **named: Any) -> Tensor:
+    def routed(self, *inputs: Any, **named: Any) -> Tensor:
         """Returns which experts read each token, bool `[N, E]`, from the arguments of `forward`."""
         raise NotImplementedError
 
