@@ -11,12 +11,14 @@ context.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
+shutil.rmtree(Path(__file__).parent / "__pycache__", ignore_errors=True)  # Python wrote this file's bytecode before its first line ran
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np

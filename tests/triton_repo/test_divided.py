@@ -73,7 +73,7 @@ def test_ranks_answer_as_the_whole_from_their_folder_alone(version: Path, tmp_pa
     config = MessageToDict(from_text((version.parent / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     script = ROOT / "tests" / "triton_repo" / "gpu" / "serve_kernels.py"
     command = [sys.executable, "-P", str(script), str(version), json.dumps(config), *texts]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     answer = json.loads(run.stdout.splitlines()[-1])

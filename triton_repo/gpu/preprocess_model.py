@@ -7,10 +7,12 @@ the dynamic batcher of the plan finds requests of equal shape. A bad row fails o
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
+shutil.rmtree(Path(__file__).parent / "__pycache__", ignore_errors=True)  # Python wrote this file's bytecode before its first line ran
 sys.path.insert(0, str(Path(__file__).parent))
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]

@@ -37,11 +37,11 @@ def main() -> None:
     sys.path.insert(0, str(folder / "packages"))
     import numpy as np
 
+    module = importlib.import_module(f"{folder.name}.model")  # first, as in the server: it keeps Python from writing into its folder
     from export.fused import runner
 
     ordinals, device_here = [], runner.device_here
     runner.device_here = lambda ordinal=None: (ordinals.append(ordinal), device_here(ordinal))[1]
-    module = importlib.import_module(f"{folder.name}.model")
 
     def opened(ordinal):
         model = module.TritonPythonModel()

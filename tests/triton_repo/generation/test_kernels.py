@@ -134,7 +134,8 @@ def served(folder: Path, scenes: dict[str, Any], place: Path) -> dict[str, Any]:
     """Runs the model of a folder in a process without the training environment; returns what it answered."""
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
     script = Path(__file__).with_name("serve_kernels.py")
     command = [sys.executable, "-P", str(script), str(folder / "1"), json.dumps(config), json.dumps(scenes)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place, check=False)

@@ -130,7 +130,8 @@ def answered(tmp_path: Path, checkpoint: Path, texts: list[str]) -> dict[str, An
     before = sorted(path for path in folder.rglob("*"))
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
     script = Path(__file__).with_name("serve_kernels.py")
     command = [sys.executable, "-P", str(script), str(folder / "1"), json.dumps(config), *texts]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)

@@ -9,10 +9,12 @@ tier: a whole model as it would be served alone. The dynamic batcher forms the b
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
+shutil.rmtree(Path(__file__).parent / "__pycache__", ignore_errors=True)  # Python wrote this file's bytecode before its first line ran
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]

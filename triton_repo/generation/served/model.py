@@ -9,6 +9,7 @@ thread of their own.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
+shutil.rmtree(Path(__file__).parent / "__pycache__", ignore_errors=True)  # Python wrote this file's bytecode before its first line ran
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
