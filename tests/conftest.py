@@ -6,6 +6,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,19 @@ settings.load_profile("timeless")
 def pytest_collectstart() -> None:
     """Collected modules and tests are no garbage; a look at all of them takes half a second, and comes twenty times."""
     gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With the marker `first(n)` all but the first n parameters of a test are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("first")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            seen[name] += 1
+            if seen[name] > mark.args[0]:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

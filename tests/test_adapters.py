@@ -64,6 +64,7 @@ def entry(report: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.usefixtures("engines_inside", "no_clocks")
 def test_a_run_answers_every_row_by_its_adapter(tmp_path: Path) -> None:

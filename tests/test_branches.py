@@ -15,7 +15,7 @@ from foundation.artifacts.run_folder import open_run
 from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
+pytestmark = [pytest.mark.whole, pytest.mark.slow, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
 QUIET = ConsoleProgress("quiet")
 RAW: dict[str, Any] = {

@@ -280,6 +280,7 @@ def of_vectors(folder: Path, cascade: dict[str, Any]) -> Recipe:
     return check({**given, "target": target, "stages": stages})
 
 
+@pytest.mark.slow
 def test_vectors_are_certified_by_their_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate is what the stored vectors say, the report names the distance, and another distance does not follow from them."""
     monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.falling)

@@ -33,6 +33,7 @@ def recipe(folder: Path, stages: list[Any], kind: str = "clip", **changes: Any) 
     return check(tiny_captions.recipe(tiny_captions.folder(folder / "data"), stages, kind, **changes))
 
 
+@pytest.mark.slow
 def test_a_short_run_is_judged_by_recall_in_torch_and_in_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     report = run(recipe(tmp_path, [FINETUNE, {"quantize": {}}]), tmp_path / "run", progress=ConsoleProgress("silent")).report

@@ -42,6 +42,7 @@ def triton(folder: Path) -> list[dict[str, Any]]:
     return told
 
 
+@pytest.mark.slow
 def test_a_short_run_is_judged_in_torch_and_in_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {}}]

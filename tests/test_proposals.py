@@ -25,7 +25,7 @@ from tests import without_clocks
 from tests.foundation import tiny_gpt
 from tests.test_generation import recipe
 
-pytestmark = pytest.mark.usefixtures("engines_inside")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines_inside")]
 
 STAGES: list[dict[str, Any]] = [
     {"finetune": {"epochs": 2, "learning_rate": 0.01}},

@@ -77,6 +77,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     assert (prepared.response, prepared.stride, prepared.null_threshold) == ("span", 12, getattr(tuned, THRESHOLD_KEY))
 
 
+@pytest.mark.slow
 def test_a_short_run_measures_questions_and_tells_whose_answers_changed(tmp_path: Path) -> None:
     student = {"student": {"layers": 1}, "epochs": 0.5, "batch_size": 8, "learning_rate": 3e-3, "loss": "soft_target"}
     stages = [{"finetune": {**FINETUNE["finetune"], "epochs": 1}}, {"distill": student}]
@@ -139,6 +140,7 @@ def test_a_head_that_is_kept_always_answers_where_the_data_do(tmp_path: Path) ->
     assert not any(question.none for question in labels.questions(answers))
 
 
+@pytest.mark.slow
 def test_a_smaller_stride_is_another_run(tmp_path: Path) -> None:
     stages = [{"finetune": {"epochs": 0.1}}]
     for stride in (12, 6):

@@ -85,9 +85,14 @@ CLASSES = 10
 """Kinds of images, as many as those of scikit-learn's digits."""
 STANDS_FOR = {"tensorrt": "onnxruntime", "openvino": "onnxruntime"}
 """The engine of a test by the first engine of a recipe: it runs on any CPU, and opens in a tenth of the time."""
+SLOW = {
+    *("sst2-minilm-family", "tinyshakespeare-moe", "wikitext2-gpt-minitron", "flickr30k-clip", "stsb-embedding-pruned", "wikitext2-gpt"),
+    *("mrpc-minilm-search", "cifar10-vit-search", "stsb-minilm-search", "squad-minilm-qat", "sst2-minilm-search"),
+}
+"""Recipes whose tasks and stages other recipes have too; they run with the slow tests."""
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW), id=path.stem) for path in RECIPES])
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in ("openvino", "openvino_genai", "openvino_seq2seq"):
         monkeypatch.setattr(f"export.engines.{engine}.computes_bf16", lambda: False)  # one float build

@@ -173,6 +173,7 @@ def losses_of(folder: Path, stage: str) -> list[dict[str, float]]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_triplets_are_trained_on_and_pairs_with_scores_judge(tmp_path: Path) -> None:
     stages = [
@@ -204,6 +205,7 @@ def test_every_stage_learns_from_rows_without_scores(columns: dict[str, str], tm
     assert all(variant["accuracy"]["torch"]["n"] == 40 for variant in outcome.report["variants"])
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     stages = [{"finetune": {"epochs": 3, "learning_rate": 1e-3, "keep": "last"}}, {"quantize": {"calibration": {"rows": 64}}}]
@@ -224,6 +226,7 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     assert undocumented(report) == []
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_margins_of_several_negatives_are_trained_on(tmp_path: Path) -> None:
     data = tiny_embedding.triplets(tmp_path / "data")
@@ -298,6 +301,7 @@ def test_margins_that_vectors_of_length_1_cannot_have_are_refused(tmp_path: Path
     assert len(caught.value.lines) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_training_brings_the_cosines_closer_to_the_scores(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -135,6 +135,7 @@ def drawn(folder: Path, source: Path, seed: int) -> Path:
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("family", seldom(tiny.CONFIGS, tiny.CONFIGS.keys() - {"distilbert", "vit"}))
 def test_other_weights_come_to_the_bytes_of_another_trace(

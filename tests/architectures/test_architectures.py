@@ -52,6 +52,7 @@ def test_no_reason_blames_the_user_for_the_architecture() -> None:
     assert not [reason for reason in reasons if "check the sizes in its config" in reason or "None layers" in reason or "-1" in reason]
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.usefixtures("engines_inside")
 @pytest.mark.parametrize("name", seldom(WHOLE, ("swinv2", "albert")))

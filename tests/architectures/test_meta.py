@@ -47,6 +47,7 @@ OFTEN = {"beit", "data2vec-vision", "swin", "clip", "bert", "gpt2", "t5"}
 """The two of the table that keep tensors in caches today, and one of each kind that keeps none; the others are left to the slow tests."""
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(ARCHITECTURES, ARCHITECTURES.keys() - OFTEN))
 def test_a_model_answers_the_same_after_it_was_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SMALL", 0)  # small models are looked at on the CPU

@@ -174,9 +174,9 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "dropout", "int8")),
-        "fsdp2": (SHARDED, ("finetune", "int8")),
-        "tensor": (SHARED, ("answers", "adapters")),
+        "ddp": (USUAL, ("finetune", "int8")),
+        "fsdp2": (SHARDED, ("finetune",)),
+        "tensor": (SHARED, ("adapters",)),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
         "context": (IN_CONTEXT, ("finetune",)),
         "pipeline": (IN_STAGES, ("finetune",)),
@@ -185,18 +185,18 @@ PLANS: Mapping[str, Plans] = {
         "ddp": (
             USUAL,
             (
-                *("inside", "order", *PRUNED, "zeros", "eight bits"),
+                *("dropout", "inside", "order", *PRUNED, "zeros", "eight bits"),
                 *("joint", "joint channels", "moved units", "movement", "lasso", "answers", "relations"),
             ),
         ),
-        "fsdp2": (SHARDED, ("dropout", "answers", "zeros", "inside", "order", *PRUNED, *LEARNED)),
+        "fsdp2": (SHARDED, ("dropout", "int8", "answers", "zeros", "inside", "order", *PRUNED, *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("dropout", "inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("dropout", "inside")),
         "lamb": (SHARDED, ("lamb", "lars")),
         "tensor": (
             SHARED,
             (
-                *("finetune", "int8", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
+                *("finetune", "answers", "int8", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
                 *("int8 low rank", "int8 fused", "adapters fused", "pruned with adapters"),
             ),
         ),
@@ -293,7 +293,7 @@ KILLED: Mapping[str, Stage] = {
 """Stages on a model with dropout, of ten steps each; masks have ten more before."""
 KILLED_ON: Mapping[str, str] = {"negatives": "mined dropping"}
 """What they are trained on where it is not `dropping`."""
-KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8"), ("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
+KILLED_IN = [("quick", "ddp", "distilled"), ("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled"), ("slow", "fsdp2", "int8")]
 KILLED_IN += [("groups", plan, "negatives") for plan in ("ddp", "fsdp2")]
 KILLED_IN += [("slow", "tensor", name) for name in KILLED if name not in KILLED_ON] + [
     ("slow", "fsdp2", "eight bits"),

@@ -118,6 +118,7 @@ NARROW = {"layers": 2, "hidden": 8, "heads": 2}
 HALF = {"layers": 2}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("loss", "student"),
     [
@@ -293,6 +294,7 @@ def test_work_counts_student_and_teacher(make_context: Contexts) -> None:
     assert work(augment={}) == 4 * 2 * (3 * 48 + 20) + 10 * 2 * 48
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -316,6 +318,7 @@ def test_answers_are_kept_where_nothing_else_is_wanted(
     assert figures["losses"][0]["loss"] == pytest.approx(live["losses"][0]["loss"], rel=5e-3)
 
 
+@pytest.mark.slow
 def test_micro_batches_come_to_the_same(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, in float32; the losses look inside, draw partners, and have a ramp."""
     from foundation.training import train
@@ -359,6 +362,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compress.forecast import steps_of
     from compress.pipeline import run
@@ -449,6 +453,7 @@ def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other
         prepare(check({**RECIPE, "stages": stages}), tmp_path, ConsoleProgress("quiet")).count_macs()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("config", "given", "warned"),
     [

@@ -80,6 +80,7 @@ def test_numbers_and_lists_must_agree_on_a_side() -> None:
         student_config(Student(ffn=8), CONFIGS["t5"](), KEY)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("layers", [[0, 2, 4], [1, 3], [1, 4], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "bart", "marian"])
 def test_a_student_is_the_teacher_without_the_other_layers(kind: str, layers: list[int]) -> None:
@@ -186,6 +187,7 @@ def test_losses_for_one_stack_are_refused(loss: str, tmp_path: Path) -> None:
         Distill.model_validate({"student": {"layers": 1}, "loss": loss}).check(config, config, given)
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_student_of_fewer_layers_learns_answers_and_hidden_states(kind: str, tmp_path: Path) -> None:

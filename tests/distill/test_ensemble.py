@@ -57,6 +57,7 @@ def test_equal_teachers_say_what_one_says_and_values_are_averaged() -> None:
     assert ValueLoss().averaged(values, shares((1.0, 3.0), 2), 2.0).item() == pytest.approx(3.25)
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     """One of them has other tokens; both are asked beforehand, and the student ends closer to their mean than to either."""
     other = checkpoint("bert", words=("poor", "great", "movie"))

@@ -96,6 +96,7 @@ def test_micro_batches_come_to_what_whole_batches_come_to(name: str, train: Trai
         assert smaller[0]["losses"][0]["loss"] < 0.9 * whole[0]["losses"][0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_killed_training_with_dropout_continues_to_equal_bits(train: Train) -> None:
     stage = Finetune(**STEADY, batch_size=12, micro_batch_size=4)  # type: ignore[arg-type]
     whole = train("whole", "mined dropping", stage)

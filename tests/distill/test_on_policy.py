@@ -133,6 +133,7 @@ def test_steps_and_rows_draw_anew_and_the_generator_outside_is_untouched() -> No
     assert not torch.equal(ids[0], ids[2])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("share", [0.25, 0.75])
 def test_the_share_of_the_steps(share: float) -> None:
     class Counted(Sampling):

@@ -45,6 +45,7 @@ def distilled(stage: Distill, incoming: Path, context: Context, out: Path) -> An
     return load(out)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("loss", ["soft_target", "distilbert", "pkd", "minilmv2", "mixkd"])
 def test_it_learns_from_the_baseline(loss: Any, pruned: Path, make_context: Callable[..., Context], tmp_path: Path) -> None:
     student = distilled(Distill(epochs=0.5, loss=loss), pruned, make_context(), tmp_path / "out")

@@ -39,6 +39,7 @@ def split(count: int, seed: int = 0) -> Split:
     return Split(list(rows), labels_of(rows, LENGTH - 1))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_targets_are_what_the_teacher_answers_to_each_source_alone(beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "PART", 5)

@@ -156,6 +156,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return tmp_path
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("page", pages_with("bash", "python"), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs_up_to_its_first_run(page: Path, folder: Path) -> None:
     """Plans, errors and Python: everything that needs no training and no engine."""

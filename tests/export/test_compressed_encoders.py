@@ -88,6 +88,7 @@ def quantized(kind: str, scheme: str) -> Path:
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_transformers_reads_it_back_and_answers_the_same(kind: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = quantized(kind, scheme)

@@ -41,6 +41,7 @@ def exported(kind: str) -> Path:
     return path
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_of_every_position_equal_those_of_torch(kind: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_gpt.checkpoint(kind)).eval()

@@ -29,7 +29,7 @@ from foundation.stage.context import Context
 from tests.export import half_graphs, sentiment
 from tests.problems import raises_problem
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
+pytestmark = [pytest.mark.whole, pytest.mark.slow, pytest.mark.usefixtures("engines_inside")]
 
 TARGET = Target(engines=("onnxruntime", "tensorrt"), batch_sizes=(1, 2), sequence_lengths=(8,), threads=1)
 

@@ -104,6 +104,7 @@ def test_a_layer_that_is_timed_has_the_extent_and_the_rows(integer: bool, tmp_pa
     assert [gemm.macs for gemm in count_macs(Graph(tmp_path / "m.onnx"), 2, None)] == [2 * 7 * 6 * 5]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("faster", "changes"), [(0.5, True), (0.97, False), (2.0, False)])
 def test_a_product_changes_where_that_is_faster(faster: float, changes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, folder = timed(monkeypatch, faster), sparse(tmp_path / "sparse")
@@ -136,6 +137,7 @@ def test_products_are_timed_at_the_rows_of_the_largest_shape(tmp_path: Path, mon
     assert {(extent.inputs, extent.outputs): rows for extent, rows in seen.items()} == dict.fromkeys(((32, 32), (32, 64), (64, 32)), 4 * 16)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_an_engine_without_zero_slices_answers_as_torch(

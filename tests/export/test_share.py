@@ -82,6 +82,7 @@ def test_an_engine_tells_which_layers_are_int8(engine: str, mode: str, int8_buil
     assert 0.8 < found.int8_share_all < found.int8_share < 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
 @pytest.mark.parametrize("family", seldom(tiny.CONFIGS, {*tiny.RELATIVES, "modernbert", "distilbert"}))
 def test_every_gemm_of_every_family_is_found(family: str, engine: str, mode: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_codes_in_the_graph_with_a_cache_are_counted(kind: str, scheme: str | No
     assert integer_weights([model, model.with_suffix(".bin")]) == pytest.approx(expected(kind, scheme))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", seldom(SCHEMES, (None, "w8a16", "w4a16")))
 def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tmp_path: Path) -> None:
     target = Target(engines=("openvino", "onnxruntime"), sequence_lengths=(8,), batch_sizes=(1,), threads=1)

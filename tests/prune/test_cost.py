@@ -26,6 +26,7 @@ def products(sizes: Any, tokens: int) -> int:
     return sum(2 * tokens * tokens * heads * sizes.head_dim for heads in sizes.heads)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "kind", seldom(["bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral"], ["roberta", "distilbert", "gpt2", "vit"])
 )

@@ -102,6 +102,7 @@ def units(draw: st.DrawFn, structure: Structure, heads: bool) -> KeptUnits:
     return replace(kept, heads=of_heads, cross=[draw(subset(number)) if number else () for number in structure.sizes.cross])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - DIFFERENT))
 @FEW
 @given(data=st.data())

@@ -130,6 +130,7 @@ def test_every_method_prunes_either_side(method: Any, granularity: Any, tmp_path
     assert len(answered(model, sources((4, 7)), 1, 6)) == 2
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_blocks_of_weights_go_on_either_side(kind: str, method: Any, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_it_is_pruned_and_trained_by_its_own_next_tokens(kind: str, method: Any,
     assert sizes.heads[0] // sizes.key_value_heads[0] == (1 if kind == "gpt2" else 2)
 
 
+@pytest.mark.slow
 def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
     folder, pruned, quantized = tiny_gpt.checkpoint("mistral"), tmp_path / "pruned", tmp_path / "quantized"
     pruned.mkdir()

@@ -15,7 +15,7 @@ from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
 from tests.foundation import tiny_gpt
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "wikitext2-gpt-minitron.yaml"
 QUICK: dict[str, Any] = {"rows": 64, "multiple_of": 8}

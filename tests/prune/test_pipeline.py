@@ -97,6 +97,7 @@ def test_transformers_alone_says_what_to_call(finished: Outcome) -> None:
     assert all(torch.equal(value, names[name]) for name, value in load_checkpoint(folder).state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_pruned_model_is_where_a_recipe_starts(finished: Outcome, tmp_path: Path) -> None:
     folder = open_run(finished.folder).artifacts["prune"].path
     stages = [
@@ -111,6 +112,7 @@ def test_a_pruned_model_is_where_a_recipe_starts(finished: Outcome, tmp_path: Pa
     assert len(set(sizes)) == 3
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_uniform_allocation_is_what_comes_of_it(tmp_path: Path) -> None:
     stages = [{"prune": {**PRUNE, "granularity": ["heads", "ffn", "hidden"], "allocation": "uniform", "recover": None}}]
     asked = recipe(tmp_path, stages)

@@ -54,6 +54,7 @@ def some_units(structure: Structure) -> KeptUnits:
     return replace(kept, heads=heads, ffn=ffn)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(KINDS, ("phi3", "roformer", "opt", "megatron-bert", "xmod")))
 def test_the_smaller_model_is_the_large_one_without_the_units(name: str) -> None:
     model = with_linears(drawn(ARCHITECTURES[name]))

@@ -71,6 +71,7 @@ def test_protected_layers_keep_their_size(checkpoint: Callable[..., Path], make_
     assert 1 in pruned(layers, checkpoint("bert"), make_context(), tmp_path / "layers")[1]["layers"]
 
 
+@pytest.mark.slow
 def test_nothing_taken_away_is_the_model_itself(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_kill_costs_no_finished_iteration_and_no_bit(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_kill_costs_no_finished_iteration_and_no_bit(
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_teacher_of_whole_epochs_runs_once_for_all_runs_of_a_store(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +262,7 @@ def test_experts_go_whole(checkpoint: Callable[..., Path], make_model: Callable[
         stage.model_copy(update={"sparsity": 0.9}).config_after(config)
 
 
+@pytest.mark.slow
 def test_iterations_of_a_schedule_see_all_rows_once(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_names_are_those_of_the_presets() -> None:
     assert {*get_args(LossName), "hard_target"} == set(PRESETS)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("loss", NAMES)
 def test_every_preset_trains_a_pruned_model(loss: Any, checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
     recover = {"epochs": 1, "batch_size": 8, "loss": loss}
@@ -87,6 +88,7 @@ PARTS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("loss", ["tinybert", "minilm", "minilmv2"])
 def test_blocks_that_are_gone_are_not_looked_for(loss: Any, checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
     stage = Prune(**{**QUICK, "sparsity": 0.6}, granularity=["layers", "heads"], recover={"epochs": 0.5, "loss": loss})
@@ -204,6 +206,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
         distillation_objective(Distillation(settings, SECTION, load(folder), folder, student, load(other), theirs, None), run)
 
 
+@pytest.mark.slow
 def test_masks_and_zeros_are_learned_from_them_too(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
     recover = {"epochs": 0.5, "losses": [{"name": "tinybert", "weight": 0.1}, {"name": "soft_target"}], "hard_weight": 0.5}
     stage = Prune(**QUICK, method="joint", learn={"epochs": 0.5, "batch_size": 8}, recover=recover)

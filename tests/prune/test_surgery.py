@@ -93,6 +93,7 @@ def test_all_of_it_is_the_model_itself(kind: str, make_model: Callable[..., Any]
     assert small.config.to_dict() == model.config.to_dict()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(KINDS, RELATIVES))
 @FEW
 @given(data=st.data())
@@ -150,6 +151,7 @@ class OverSome(nn.Module):
         return y
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(KINDS, RELATIVES))
 @FEW
 @given(data=st.data())
@@ -251,6 +253,7 @@ def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
     return large
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom([*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"], RELATIVES))
 @FEW
 @given(data=st.data())

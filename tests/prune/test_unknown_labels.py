@@ -46,6 +46,7 @@ STAGES = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", STAGES)
 def test_no_training_reads_the_numbers_of_unknown_labels(make_context: Contexts, tmp_path: Path, name: str) -> None:
     written = []

@@ -139,6 +139,7 @@ def test_without_answers_the_model_is_not_loaded(tmp_path: Path, blocks_context:
     assert np.array_equal(rows, blocks_context.data.calibration(3, 0).rows)
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("settings", [{}, {"rotation": "hadamard"}])
 def test_streamed_and_in_memory_the_model_writes_the_same(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:

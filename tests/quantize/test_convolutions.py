@@ -168,6 +168,7 @@ def test_bias_correction_makes_the_means_of_channels_equal() -> None:
     torch.testing.assert_close(made(x).mean((0, 2, 3)), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", ["resnet", "convnext"])
 def test_a_checkpoint_loads_and_computes_what_was_quantized(name: str, tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ def load_stock(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_every_step_handles_or_skips_convolutions(tmp_path: Path) -> None:
     bench = Bench.of(ARCHITECTURES["convnext"], tmp_path)
@@ -219,6 +221,7 @@ def test_every_step_handles_or_skips_convolutions(tmp_path: Path) -> None:
     assert convolved <= set(figures["bias_correction"]["shifts"])
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_biases_of_folded_norms_are_corrected(tmp_path: Path) -> None:
     bench = Bench.of(ARCHITECTURES["resnet"], tmp_path)

@@ -82,6 +82,7 @@ def test_the_ladder_goes_from_cheap_to_dear() -> None:
     assert [step.bias_correction for step in steps.values()][:3] == [False, True, True]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("losses", "taken"), [([0.005], "ptq"), ([0.5, 0.4, 0.01], "mixed precision"), ([0.5, 0.4, 0.3, 0.2, 0.3], "qat")])
 def test_the_first_that_keeps_within_the_goal_is_taken_else_the_best(
     bert: Artifact, context: Context, monkeypatch: Any, losses: list[float], taken: str

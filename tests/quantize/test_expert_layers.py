@@ -46,6 +46,7 @@ def perplexity(folder: Path, context: Context) -> float:
     return metrics("text-generation", answers, context.data.evaluation.labels)["perplexity"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -111,6 +112,7 @@ def test_experts_with_few_tokens_are_told_of_and_calibrated_on_all(context: Cont
     assert len({ranges[1][name] for name in names}) > 1
 
 
+@pytest.mark.slow
 def test_experts_are_trained_in_int8(context: Context, tmp_path: Path) -> None:
     settings = {"mode": "qat", "qat": {"epochs": 0.5, "learning_rate": 1e-3, "batch_size": 16}, "calibration": {"rows": 64}}
     Quantize(**settings).run(mixture(), context, tmp_path)  # type: ignore[arg-type]

@@ -47,6 +47,7 @@ def logits(folder: Path, context: Context) -> np.ndarray:
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", FORMS)
 def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
     figures = run(bert, context, tmp_path / "out", scheme=scheme, group_size=16)
@@ -117,6 +118,7 @@ def test_rounding_by_the_outputs_brings_their_error_down(
     assert np.abs(before - after).mean() < 0.4 * before.std()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("scheme", "symmetric"), [("w8a8", True), ("w4a16", True), ("w4a16", False)])
 def test_blocks_that_are_learned_err_less(bert: Artifact, context: Context, tmp_path: Path, scheme: str, symmetric: bool) -> None:
     settings = {"scheme": scheme, "rounding": "autoround", "autoround": {"steps": 40}, "group_size": 16, "symmetric": symmetric}
@@ -133,6 +135,7 @@ def test_blocks_that_are_learned_err_less(bert: Artifact, context: Context, tmp_
     assert all(torch.equal(kept[name], tensor) for name, tensor in load(tmp_path / "again").state_dict().items())
 
 
+@pytest.mark.slow
 def test_ranges_by_the_outputs_err_less_than_ranges_by_the_weights(bert: Artifact, context: Context, tmp_path: Path) -> None:
     """With gptq on top, whose figures start with rounding to nearest on the given ranges."""
     errors, grids = {}, {}

@@ -82,6 +82,7 @@ def test_planted_outliers_break_minmax_and_smoothing_recovers(planted: tuple[Pat
     assert not any(scales.input_smooth is not None for scales in load_quantization(tmp_path / "recovered")[0].values())
 
 
+@pytest.mark.slow
 def test_what_nothing_can_absorb_is_multiplied_in_the_engine(tiny_bert: Path, context: Context, tmp_path: Path) -> None:
     hard = outliers.planted_post_norm_bert(tiny_bert, tmp_path / "hard")
     assert np.abs(logits(hard, context) - logits(tiny_bert, context)).max() <= 1e-4 * np.abs(logits(tiny_bert, context)).max()
@@ -288,6 +289,7 @@ def test_smoothing_is_the_same_every_time(bert: Artifact, context: Context, tmp_
     assert (tmp_path / "a" / "quantization.safetensors").read_bytes() == (tmp_path / "b" / "quantization.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_evaluation_rows_are_never_looked_at(bert: Artifact, context: Context, tmp_path: Path) -> None:
     hidden = replace(context, data=replace(context.data, evaluation=None))  # type: ignore[arg-type]
     (tmp_path / "out").mkdir()

@@ -127,6 +127,7 @@ def test_to_the_nearest_everything_is_equal(
     assert found["float_layers"] == expected["float_layers"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "shape", "settings"),
     [
@@ -179,6 +180,7 @@ LEARNED = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "dtype", "settings"), LEARNED, ids=lambda value: str(value))
 def test_rounded_by_outputs_everything_is_equal(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +204,7 @@ def test_rounded_by_outputs_everything_is_equal(
         assert layer["error"] <= layer["error_nearest"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -239,6 +242,7 @@ def test_ranges_are_those_of_memory(settings: dict[str, Any], tmp_path: Path, bl
     assert found["rows"] == (0 if settings == {"group_range": "minmax"} else expected["rows"])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "dtype", "settings"),
     [
@@ -300,6 +304,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     assert sum(int((found[name] != expected[name]).sum()) for name in found) <= 1e-3 * sum(tensor.numel() for tensor in found.values())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("settings", [*NEAREST[:1], *NEAREST[2:], {"scheme": "w8a8"}], ids=[*ID[:1], *ID[2:], "smoothed"])
 def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
     folder = written(tmp_path, "llama", torch.bfloat16)

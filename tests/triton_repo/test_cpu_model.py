@@ -390,6 +390,7 @@ def test_a_network_that_is_read_is_the_one_that_was_compiled(filled):
         assert str(read.get_property(name)) == str(compiled.get_property(name)), name
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("damage", ["bit", "short", "empty", "absent", "other shape"])
 @pytest.mark.parametrize("shape", ["1x8", "4x16"])
 def test_a_damaged_network_is_compiled_and_kept_again(filled, tmp_path, damage, shape):

@@ -14,6 +14,7 @@ from tests.tiny_recipes import tiny_vit
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
 
+@pytest.mark.slow
 def test_onnx_runtime_serves_what_it_was_evaluated_with(tmp_path: Path) -> None:
     stages = [
         {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}},

@@ -125,6 +125,7 @@ def test_a_full_queue_refuses_with_503_whatever_the_path(verb: str, tmp_path: Pa
     assert 'compress_front_requests_total{model="m",outcome="refused"} 6' in metrics.splitlines()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 @pytest.mark.parametrize(("seconds", "status"), [(60.0, 200), (0.01, 504)])
 def test_a_model_may_be_silent_as_long_as_it_may_answer(

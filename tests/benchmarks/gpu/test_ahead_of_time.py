@@ -63,6 +63,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(("name", "capability"), MATRIX)
 def test_code_is_within_the_limits(name: str, capability: int) -> None:
     launch = EVERY[name](META).launch
@@ -94,11 +95,13 @@ ONES: dict[str, Callable[[], Case]] = {
 """Lengths of 1 are compiled as constants, which are no tensors in the kernel."""
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ONES)
 def test_lengths_of_one_compile(name: str) -> None:
     assert compiled(ONES[name]().launch, 90).over_limits() == []
 
 
+@pytest.mark.slow
 def test_compiling_and_interpreting_go_together(interpreted: Callable[..., Any]) -> None:
     codes = interpreted(quantize_tensor, torch.ones(3), 0.5)
     binary = compiled(quantize.tensor_launch(META.empty(3), 0.5, META.empty(3, dtype=torch.int8)), 90)
@@ -118,6 +121,7 @@ def compiled_again(arguments: dict[str, Tensor], capability: int) -> Binary:
     return compiled(Launch(quantize.quantize_tensor_kernel, (1,), arguments, Cost(1, 1, "fp32")), capability)
 
 
+@pytest.mark.slow
 def test_too_few_registers_spill_and_are_told() -> None:
     launch = CASES[GEMM](META).launch
     starved = compiled(replace(launch, arguments={**launch.arguments, "TILE_O": 64, "TILE_I": 32}, num_warps=1), 90)

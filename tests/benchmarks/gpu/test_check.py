@@ -56,6 +56,7 @@ def test_a_deployment_is_never_replaced(tmp_path):
     assert gpu_check.fresh(tmp_path, "a") == tmp_path / "a-3"
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_a_step_that_fails_ends_its_recipe_and_the_report_is_written(tmp_path, monkeypatch, capsys):
     def steps(name, *_):

@@ -28,6 +28,7 @@ def test_every_instruction_is_of_one_kind() -> None:
     assert counts == {"scale": 5, "special": 1, "clamp": 0, "bytes": 0, "branches": 0, "memory": 4, "moves": 6}
 
 
+@pytest.mark.slow
 def test_two_programs_of_float_outputs_share_a_multiprocessor_of_a_hopper() -> None:
     for name in ("float16", "requantize"):
         binary = ended(ENDINGS[name], 90)

@@ -29,6 +29,7 @@ Interpreted = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_every_kernel_answers_within_its_bound(tmp_path: Path) -> None:
     """The process that `make gpu-check` starts, without a GPU."""
     variables = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

@@ -119,6 +119,7 @@ def test_only_the_fastest_rival_of_a_shape_is_judged() -> None:
     assert line.word == "not measured"
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_the_rehearsal_measures_every_rival_and_writes_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.figures", str(tmp_path / "rivals.json"), "--only", "rivals", "--rehearse"]

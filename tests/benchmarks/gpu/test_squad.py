@@ -111,6 +111,7 @@ def played(lengths: Sequence[int] = (5, 9, 3, 12, 4, 7)) -> tuple[dict[str, Any]
     return found, clock.waits, clock.replays
 
 
+@pytest.mark.slow
 def test_a_rate_is_rows_by_the_seconds_of_a_round(interpreted: Callable[..., Any]) -> None:
     found, waits, replays = interpreted(played)
     assert found["batches"] == 3  # 5 + 9 + 3, 12 + 4, 7
@@ -134,6 +135,7 @@ def mixed_up() -> dict[str, Any]:
         squad.filled_alone = original
 
 
+@pytest.mark.slow
 def test_logits_that_differ_from_those_of_the_row_alone_are_told(interpreted: Callable[..., Any]) -> None:
     from benchmarks.gpu.kernel_verdicts import DIFFERENCE
 
@@ -177,6 +179,7 @@ def beside() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
     return rows, queue.order, given
 
 
+@pytest.mark.slow
 def test_our_kernels_and_torch_take_turns_on_the_same_rows(interpreted: Callable[..., Any]) -> None:
     rows, order, given = interpreted(beside)
     assert rows[0] == {"batch": 1, "sequence": 4, "ours_ms": 0.5, "eager_ms": 6.0, "speedup": 12.0}
@@ -195,6 +198,7 @@ def states_of_deep() -> tuple[float, bool]:
     return float(states.std()), bool(states.isfinite().all())
 
 
+@pytest.mark.slow
 def test_its_numbers_stay_in_range_through_the_layers(interpreted: Callable[..., Any]) -> None:
     spread, finite = interpreted(states_of_deep)
     assert finite

@@ -61,6 +61,7 @@ def test_nothing_is_begun_when_no_time_is_left(monkeypatch: pytest.MonkeyPatch) 
     assert all(row["reason"] for row in rivals.by_tensorrt(WORKS, TINY, machine(), OnHost(), True))
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_our_graphs_are_built_and_answer(tmp_path: Path) -> None:
     stand_in = pytest.importorskip("tests.export.tensorrt_stand_in")

@@ -187,6 +187,7 @@ def coverage(studies: int, draws: int, noise: tuple[float, float]) -> tuple[floa
     return float(np.mean(single)), float(np.mean(paired))
 
 
+@pytest.mark.slow
 def test_intervals_hold() -> None:
     single, paired = coverage(12, 60, (0.02, 0.06))
     assert single > 0.8

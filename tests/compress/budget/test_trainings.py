@@ -122,6 +122,7 @@ def tiny(**finetune: Any) -> dict[str, Any]:
     return {**tiny_vit("tiny"), "stages": [{"finetune": {"epochs": 3, "learning_rate": 3e-3, **finetune}}, {"quantize": {}}]}
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.usefixtures("engines_inside", "no_clocks", "few")
 def test_a_budget_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +169,7 @@ def _check_page(found: budget.Budget) -> None:
     assert sum(line.startswith(one) for line in text for one in table) == len(table)
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.usefixtures("engines_inside", "no_clocks", "few")
 def test_the_command_prints_the_plan_and_then_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_each_training_and_the_serving_are_told(tmp_path: Path, monkeypatch: pyt
     assert lines[-1].startswith("  a step takes at least 0.00 ms, the time of reading the weights")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_with_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # one row: no smaller micro-batches are tried
@@ -64,6 +65,7 @@ def test_devices_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.M
         told(STAGES, "eight")
 
 
+@pytest.mark.slow
 def test_what_several_processes_refuse_is_told_instead_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stages = [{"finetune": {"epochs": 1, "optimizer": {"name": "adafactor"}}}]
@@ -74,6 +76,7 @@ def test_what_several_processes_refuse_is_told_instead_of_a_plan(tmp_path: Path,
     assert "trains on 2 devices by ddp" in told(stages, "2x1GB")[1]
 
 
+@pytest.mark.slow
 def test_checkpointing_that_is_asked_for_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stages = [{"finetune": {"epochs": 1, "batch_size": 512}}]

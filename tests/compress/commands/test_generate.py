@@ -198,6 +198,7 @@ def test_a_seed_and_a_search_give_the_same_answer_again(finished: Path) -> None:
     assert searched[1] == generate(finished, "--prompt", "The", "--beams", "3", "--engine", "torch")[1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("engine", ["openvino_genai", "torch"])
 def test_a_search_shows_its_best_answers(finished: Path, engine: str) -> None:
@@ -255,6 +256,7 @@ def test_a_stop_text_ends_an_answer_at_its_letter(finished: Path, engine: str) -
     assert out == whole[: whole.index(stop)] + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_the_chat_template_of_the_tokenizer_is_used(finished: Path) -> None:
     [checkpoint] = finished.glob("stages/quantize-*")

@@ -96,6 +96,7 @@ def works(state: dict[str, Any]) -> bool:
     return [stage["state"] for stage in state["stages"]] == ["running"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_client_and_is_followed_by_the_next(folder: Path) -> None:
     async def work() -> None:
         async with client(folder) as first:
@@ -131,6 +132,7 @@ def test_a_run_is_stopped_or_killed(folder: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_one_line(folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("mine")

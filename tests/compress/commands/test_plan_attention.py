@@ -80,6 +80,7 @@ def line_of(told: str) -> str:
     return next(line for line in told.splitlines() if line.startswith("GFLOPs of a row in quantize"))
 
 
+@pytest.mark.slow
 def test_plan_shows_the_share_of_attention_at_each_bucket(tmp_path: Path) -> None:
     told = describe(recipe(tmp_path / "data", 8192, sequence_lengths=[1024, 4096]), tmp_path / "run")
     line = line_of(told)

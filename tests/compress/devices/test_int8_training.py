@@ -67,6 +67,7 @@ def measured(kind: str, settings: Qat, half: bool) -> int:
     return alive.peak
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "given", "half"),
     [
@@ -81,6 +82,7 @@ def test_int8_layers_and_a_teacher_take_what_is_measured(kind: str, given: dict[
     assert planned(kind, settings, half).peak == pytest.approx(measured(kind, settings, half), rel=0.08)
 
 
+@pytest.mark.slow
 def test_scales_are_trained_too() -> None:
     """Of each layer one scale for its input and one for each output."""
     task, config = KINDS["llama"]

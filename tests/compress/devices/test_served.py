@@ -131,6 +131,7 @@ def test_bytes_of_a_divided_70b_by_hand() -> None:
     assert turns.weights == 2 * (27 * (matrices // 80 + 2 * 8192) + 32000 * 8192)  # the first, with all words
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "precision", "given", "expected"),
     [
@@ -331,6 +332,7 @@ def counted_model(name: str) -> tuple[Task, Model]:
     return task, Model(with_class(given, task), "fp16", TASKS[task].generates)
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", COUNTED)
 def test_the_fullest_device_of_a_pipeline_holds_what_its_stage_reads(name: str) -> None:
@@ -404,6 +406,7 @@ class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.rows + sum(self.weights[each] for each in self.whole)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "llama-tied"])
 def test_the_least_time_is_that_of_the_weights_that_a_token_reads(name: str) -> None:
     task, served = counted_model(name)

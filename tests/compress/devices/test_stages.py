@@ -46,6 +46,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: Any, pipeli
         assert not any(flying)
 
 
+@pytest.mark.slow
 def test_the_first_stage_holds_tables_and_half_of_the_blocks() -> None:
     found = needed(TRAINING, 2)
     assert found.weights == found.gradients == found.host == 4 * (TABLES + 2 * BLOCK)
@@ -64,6 +65,7 @@ WIDE_BLOCK = 4 * (192 * 192 + 192) + (192 * 4096 + 4096) + (4096 * 192 + 192) + 
 WIDE_TABLES = (100 + 512 + 2 + 2) * 192
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_proposed_where_shards_do_not_fit() -> None:
     """One wide block on each of four devices: 16 bytes a weight. Shards of it take as many, and two whole blocks besides.
 

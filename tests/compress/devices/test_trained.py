@@ -81,6 +81,7 @@ def measured(
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "half"), [("bert", False), ("llama", False), ("llama", True), ("vit", True)])
 def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool) -> None:
     task, config = KINDS[kind]
@@ -88,6 +89,7 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool
     assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "half"), [("bert", True), ("llama", False), ("vit", False)])
 def test_adapters_take_what_is_measured(kind: str, half: bool) -> None:
     task, config = KINDS[kind]
@@ -112,6 +114,7 @@ def test_adapters_take_what_is_measured(kind: str, half: bool) -> None:
     assert predicted.peak == pytest.approx(alive.peak, rel=0.15)
 
 
+@pytest.mark.slow
 def test_adapters_by_hand() -> None:
     task, config = KINDS["llama"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -140,6 +143,7 @@ def test_checkpointing_takes_what_is_measured_and_less(kind: str, half: bool) ->
     assert peaks[0] > 1.2 * peaks[1] > 1.2 * peaks[2]
 
 
+@pytest.mark.slow
 def test_a_block_that_is_computed_again_is_counted_once() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -164,6 +168,7 @@ def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
     assert predicted.peak == pytest.approx(measured("bert", 2, 32, half=False, micro=1), rel=0.15)
 
 
+@pytest.mark.slow
 def test_gradients_that_processes_sum_in_buckets_count_from_the_start() -> None:
     task, config = KINDS["bert"]
     training = Training(config, task, 8, None, 96)
@@ -176,6 +181,7 @@ def test_gradients_that_processes_sum_in_buckets_count_from_the_start() -> None:
         assert not needed(dataclasses.replace(training, **other), 4).accumulates
 
 
+@pytest.mark.slow
 def test_weights_by_hand() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -189,6 +195,7 @@ def test_weights_by_hand() -> None:
     assert sharded.gathered == 4 * (2 * block + own - LAYERS * block - 1000 * 128)  # the embedding is gathered for its own moment
 
 
+@pytest.mark.slow
 def test_offload_and_gradients_that_accumulate_by_hand() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -201,6 +208,7 @@ def test_offload_and_gradients_that_accumulate_by_hand() -> None:
     assert needed(dataclasses.replace(there, micro_batch_size=1), 2).gradients == 4 * own
 
 
+@pytest.mark.slow
 def test_a_share_of_each_layer_by_hand() -> None:
     task, config = KINDS["bert"]
     training = Training(config, task, 8, None, 32, teacher=config)
@@ -220,6 +228,7 @@ def test_a_share_of_each_layer_by_hand() -> None:
     assert both.activations < shared.activations < needed(dataclasses.replace(training, batch_size=16), 2).activations
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "tensor"), [("bert", 1), ("bert", 2), ("bert", 4), ("gpt2", 2), ("gpt2", 4), ("llama", 2)])
 def test_what_a_block_keeps_by_hand(kind: str, tensor: int) -> None:
     """In float32 without dropout, in numbers for each token; Korthikanti et al. 2022 count in bytes of float16: 34 h + 5 a s.
@@ -254,6 +263,7 @@ def kept_by_a_block(kind: str, tensor: int = 1, sequence: bool = False, context:
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.slow
 def test_shared_tokens_divide_what_checkpointing_keeps() -> None:
     task, config = KINDS["bert"]
     there = Training(config, task, 8, None, 32, tensor=2, checkpointing="full", half=False)
@@ -263,6 +273,7 @@ def test_shared_tokens_divide_what_checkpointing_keeps() -> None:
     assert (apart.weights, apart.gradients, apart.optimizer) == (same.weights, same.gradients, same.optimizer)
 
 
+@pytest.mark.slow
 def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fast() -> None:
     task, config = KINDS["bert"]
     wide = copy.deepcopy(config)
@@ -277,6 +288,7 @@ def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fa
     assert refused.changes == ("parallel: {offload: true}",)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", SHARED)
 def test_devices_that_share_tokens_keep_their_part_of_what_blocks_compute(kind: str) -> None:
     whole, half, quarter = (kept_by_a_block(kind, context=context) for context in (1, 2, 4))
@@ -284,6 +296,7 @@ def test_devices_that_share_tokens_keep_their_part_of_what_blocks_compute(kind: 
     assert quarter < 0.53 * half
 
 
+@pytest.mark.slow
 def test_weights_are_sharded_over_those_that_share_tokens_too() -> None:
     task, config = KINDS["bert"]
     training = Training(config, task, 4, 1, 32, strategy="fsdp2")
@@ -313,6 +326,7 @@ def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
     assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8] + [1] * 7
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb", "lars"])
 def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
     task, config = KINDS["vit"]
@@ -350,6 +364,7 @@ def held(config: Any, task: Task, rows: int, length: int) -> int:
     return phases_of_backward(Step(config, task, rows, length, half=False))[0].saved  # until the first gradient is complete
 
 
+@pytest.mark.slow
 def test_activations_grow_with_rows_and_layers() -> None:
     task, config = KINDS["bert"]
     one, two = (held(config, task, rows, 64) for rows in (4, 8))
@@ -395,6 +410,7 @@ def test_a_proposal_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert tried[-1] == ("fsdp2", None, "none")
 
 
+@pytest.mark.slow
 def test_checkpointing_and_then_shards_take_less() -> None:
     task, config = KINDS["llama"]
     training = Training(config, task, 2, None, 512, keeps_best=False)  # one row on each of two devices
@@ -403,6 +419,7 @@ def test_checkpointing_and_then_shards_take_less() -> None:
     assert full < sharded < whole
 
 
+@pytest.mark.slow
 def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:
     """A large vocabulary would be gathered: the layers are what shards."""
     task, config = KINDS["bert"]

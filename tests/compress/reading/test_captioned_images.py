@@ -107,6 +107,7 @@ def test_tables_of_parquet_and_of_texts_are_read_alike(tmp_path: Path) -> None:
     assert load(tmp_path / "parquet").digest == load(folder).digest
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("cell", "line"),
     [

@@ -181,6 +181,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals.resampling, "interval", lambda *args, **kwargs: found(*args, **{**kwargs, "resamples": 150}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_groups_that_are_drawn_whole_are_covered_and_rows_drawn_one_by_one_are_not() -> None:
     whole, apart = coverage("question-answering", MANY, 60), coverage("question-answering", MANY, 60, together=False)

@@ -132,6 +132,7 @@ def likeliest_gain(d: float, lost: int, gained: int, n: int) -> float:
     return float(min((low, high, found.x), key=unlikely))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("lost", "gained", "n"),
     [(0, 0, 1), (0, 0, 360), (1, 0, 360), (0, 5, 50), (40, 20, 1000), (12, 2, 14), (14, 0, 14), (0, 14, 14), (7, 7, 14)],

@@ -81,6 +81,7 @@ def test_a_stage_after_a_student_that_is_no_text_model_is_checked(tmp_path: Path
     assert prepare(recipe(stages), tmp_path, ConsoleProgress("silent")).count_macs() > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("vnni", "engines", "attention", "doubted"),
     [

@@ -109,6 +109,7 @@ def test_a_checkpoint_that_was_changed_is_not_started_from(tmp_path: Path) -> No
         check_intact(found)
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_the_second_run_starts_where_the_first_one_ended(tmp_path: Path) -> None:
     quiet = ConsoleProgress("quiet")

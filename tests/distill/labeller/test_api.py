@@ -94,6 +94,7 @@ def api(server: Small, model: str = "tiny", key_variable: str | None = None) -> 
     return ApiScorer(f"http://127.0.0.1:{server.server_port}/v1", model, key_variable, "teacher")
 
 
+@pytest.mark.slow
 def test_words_have_the_scores_of_the_model_itself(small: Small) -> None:
     queries = asked("")[:4]
     ours, theirs = answers(api(small), queries), answers(scorer(), queries)

@@ -39,6 +39,7 @@ def answers(one: CausalScorer, queries: list[Asked]) -> np.ndarray:
     return found
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "qwen2"])
 @pytest.mark.parametrize("begin", ["", BEGIN])
 def test_scores_are_those_of_whole_texts(kind: str, begin: str) -> None:

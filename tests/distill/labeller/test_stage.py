@@ -83,6 +83,7 @@ def test_the_student_learns_the_labels_of_the_language_model(
     assert (logits.argmax(axis=1) == train.labels.array).mean() < 0.1
 
 
+@pytest.mark.slow
 def test_labels_of_the_data_are_not_read(make_context: Contexts, tmp_path: Path) -> None:
     context = make_context()
     run(stage(tmp_path), context, tmp_path / "a")
@@ -91,6 +92,7 @@ def test_labels_of_the_data_are_not_read(make_context: Contexts, tmp_path: Path)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_labels_are_read_where_the_recipe_says_so(make_context: Contexts, tmp_path: Path) -> None:
     context = make_context()
     with_hard = run(stage(tmp_path, hard_weight=1.0), context, tmp_path / "a")
@@ -101,6 +103,7 @@ def test_labels_are_read_where_the_recipe_says_so(make_context: Contexts, tmp_pa
     assert len(fitted["labeller"]["fit"]["offset"]) == 2
 
 
+@pytest.mark.slow
 def test_a_second_run_asks_nothing(make_context: Contexts, tmp_path: Path) -> None:
     context = make_context()
     first = run(stage(tmp_path), context, tmp_path / "a")
@@ -111,6 +114,7 @@ def test_a_second_run_asks_nothing(make_context: Contexts, tmp_path: Path) -> No
     assert 0 < more["labeller"]["new_queries"] <= first["labeller"]["new_queries"]
 
 
+@pytest.mark.slow
 def test_rows_that_the_prompts_disagree_about_are_left_out(make_context: Contexts, tmp_path: Path) -> None:
     templates = [TEMPLATE, "{text} = {label}", "A film: {text} It is {label}"]
     figures = run(stage(tmp_path, {"templates": templates}, {"min_agreement": 1.0}), make_context(), tmp_path / "a")

@@ -107,6 +107,7 @@ def test_a_first_tier_that_costs_as_much_as_the_second_is_passed() -> None:
     assert fastest_within(known, found, 0.005) < fastest_within(known, path(known), 0.005)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("allowed", [0.0, 0.02, 1.0])
 def test_the_fastest_path_is_one_of_those_that_leave_out_at_most_one_tier(seed: int, allowed: float) -> None:

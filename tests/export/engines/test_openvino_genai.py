@@ -80,6 +80,7 @@ def in_transformers(kind: str, prompt: np.ndarray, **settings: Any) -> list[list
     return answers
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
@@ -109,6 +110,7 @@ def test_paged_attention_does_get_a_sliding_window_wrong() -> None:
     assert right != wrong  # once they are equal, the mode need not be avoided any more
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "scheme"), each_scheme("gpt2", "llama", "mixtral", "qwen2_moe"))
 def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | None) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
@@ -123,6 +125,7 @@ def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | 
     np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_perplexity_through_the_cache_is_that_of_whole_blocks(kind: str) -> None:
     model: Any = load_float(checkpoint(kind))

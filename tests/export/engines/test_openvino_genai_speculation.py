@@ -96,6 +96,7 @@ def check(found: list[Answer], asked_: list[np.ndarray], propose: Any, tokens: i
     return shares
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_draft_changes_no_token_and_its_share_is_that_of_a_written_out_search(draft: str) -> None:
     kind, scheme = DRAFTS[draft]

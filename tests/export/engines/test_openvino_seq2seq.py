@@ -79,6 +79,7 @@ def in_transformers(kind: str, source: np.ndarray, **settings: Any) -> list[list
     return answers
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - {"t5", "marian", "mbart"}))
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
@@ -160,6 +161,7 @@ def test_perplexity_through_the_cache_is_that_of_whole_targets(kind: str) -> Non
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_logits_of_whole_targets_come_through_the_cache(kind: str, scheme: str | None) -> None:
     rows = [TokenPair(source, target) for source, target in zip(sources((3, 9, 12)), sources((7, 1, 11), seed=1), strict=True)]

@@ -119,6 +119,7 @@ def refused(name: str, case: dict[str, float]) -> bool:
     return name in ("paged", "stateful", "looked up") and bool({"presence_penalty", "frequency_penalty"} & case.keys())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 def test_greedy_answers_are_those_of_the_reference(name: str) -> None:
     encodes = name in ENCODER_DECODERS
@@ -132,6 +133,7 @@ def test_greedy_answers_are_those_of_the_reference(name: str) -> None:
         assert list(answer.tokens[0]) == greedy(encodes, tuple(case.items())), case
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 def test_draws_are_draws_from_the_reference(name: str) -> None:
     encodes = name in ENCODER_DECODERS

@@ -75,6 +75,7 @@ def proved(kind: str, precision: str, capability: str, folder: Path) -> dict[str
     return entry.written()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "precision", "capability"), EVERY)
 def test_it_compiles_to_the_types_of_the_graph_with_its_attention_fused(kind, precision, capability, folder):
     entry = proved(kind, precision, capability, folder)
@@ -113,6 +114,7 @@ def test_capabilities_that_the_library_lacks_are_refused_in_its_words(capability
     assert f"does not know compute capability {capability}" in entry["reason"]
 
 
+@pytest.mark.slow
 def test_attention_in_float32_has_no_fused_kernel_and_the_build_falls_back(folder):
     """The gate: a node of attention that no kernel runs fails the build, and the entry of the other graph says so."""
     plain, _ = graphs("ragged", "fp32", folder)

@@ -43,6 +43,7 @@ STAGES = (("gpt2", "w8a8"), ("llama", "w4a16"), ("llama", "w8a8-dynamic"))
 PROMPTS = [np.array(ids, np.int32) for ids in ([5, 9, 31, 7], [3], [40, 4, 4, 18, 22], [6, 6])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", seldom(STAGES, STAGES[1:]), ids=str)
 def test_the_stage_gates_its_layers_and_answers(case: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, scheme = case
@@ -104,6 +105,7 @@ def answered(spec: EngineSpec, decoding: Decoding, rows: int) -> tuple[list[Any]
     return [list(answer.tokens[0]) for answer in answers], told, engine.precisions(names, 1, 8), engine.placement()
 
 
+@pytest.mark.slow
 def test_prompts_take_turns_and_get_torchs_tokens(interpreted: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     (entry,) = torch_kernels_decoder.build(request(tmp_path / "build", checkpoint, lines))

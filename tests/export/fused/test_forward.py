@@ -38,6 +38,7 @@ SHAPES = {
 RARE = ("int8 head", "ragged", "in blocks", "roberta", "electra", "all float but one", "first and last float", "head of silu")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(SHAPES, RARE))
 def test_the_codes_of_every_layer_are_torchs(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
     shape = SHAPES[name]
@@ -72,6 +73,7 @@ def compare_codes(read: Mapping[str, tuple[Tensor, Tensor, Tensor]], answers: An
     return same.tolist()
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_whatever_is_packed_beside_it(interpreted: Interpreted, tmp_path: Path) -> None:
     """In one block, through which rows go eight times: every block is computed by the same kernels."""
     folder = encoders.checkpoint(tmp_path, Shape(config={"num_hidden_layers": 1}))

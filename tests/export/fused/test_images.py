@@ -84,6 +84,7 @@ def in_kernels(folder: Path, given: Mapping[str, Any], size: int) -> tuple[Tenso
     return logits, probes, among, torch.from_numpy(runner.predict(given))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_codes_of_every_layer_are_torchs(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
     folder, given = checkpoint(tmp_path, name), pictures(2, seed=1)

@@ -79,6 +79,7 @@ def test_the_naive_kernel_has_the_signature_of_torchs() -> None:
     assert [(one.name, one.kind, one.default) for one in ours] == [(one.name, one.kind, one.default) for one in theirs]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("floats", [(), ("attention.output.dense",)], ids=["codes", "floats"])
 def test_the_states_are_those_of_our_kernel(interpreted: Interpreted, tmp_path: Path, floats: tuple[str, ...]) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(floats=floats, config={"num_hidden_layers": 1}))

@@ -38,6 +38,7 @@ SHAPES = {
 }  # fmt: skip
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", seldom(SHAPES, ("gated, in blocks",)))
 def test_codes_and_vectors_are_torchs(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
@@ -49,6 +50,7 @@ def test_codes_and_vectors_are_torchs(name: str, interpreted: Interpreted, tmp_p
     torch.testing.assert_close(answers.logits[same], vectors[same], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_a_vector_has_the_same_bits_whatever_is_packed_beside_its_row(interpreted: Interpreted, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape("t5", vectors={}, config={"num_layers": 1}))

@@ -134,6 +134,7 @@ def test_every_candidate_is_within_the_limits(tile: Tile, capability: int) -> No
     assert binary.over_limits() == []
 
 
+@pytest.mark.slow
 def test_persistent_programs_multiply_in_one_loop_without_spills() -> None:
     large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
     (tile, *_) = [tile for tile in tuning.WIDE if tile.persistent and tile.rows == 128]

@@ -34,6 +34,7 @@ HEADS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", SHAPES)
 def test_codes_and_vectors_are_torchs(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_codes_and_vectors_are_torchs(name: str, interpreted: Interpreted, tmp_p
         torch.testing.assert_close(answers.logits.norm(dim=1), torch.ones(3))
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_a_vector_has_the_same_bits_whatever_is_packed_beside_its_row(interpreted: Interpreted, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(vectors={}, config={"num_hidden_layers": 1}))

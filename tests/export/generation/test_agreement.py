@@ -94,6 +94,7 @@ def random_blocks(count: int, seed: int) -> Split:
     return Split(list(rows), labels_of(rows, 31))
 
 
+@pytest.mark.slow
 def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> None:
     """Of this model it changes more answers than the gate allows."""
     baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})
@@ -138,6 +139,7 @@ def test_a_compressed_checkpoint_answers_some_of_the_prompts_in_torch(tmp_path: 
     assert found["quantize"].baseline.identical < SETTINGS.prompts  # or any rows would do
 
 
+@pytest.mark.slow
 def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path) -> None:
     """On a processor without bf16 there is one mode, and nothing to mix up."""
     baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})

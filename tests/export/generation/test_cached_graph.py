@@ -87,6 +87,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
         np.testing.assert_array_equal(greedy(session, ids, mask), said)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["gpt2", "bloom", "mistral"])
 def test_a_prompt_may_come_in_pieces(kind: str) -> None:
     model = decoder(kind)

@@ -89,6 +89,7 @@ def logits(graph: openvino.Model, ids: np.ndarray) -> np.ndarray:
     return np.array(request.get_output_tensor(0).data)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_logits_equal_those_of_the_integers_in_torch(kind: str, scheme: str) -> None:
     floating, integer, layers = quantized(kind, scheme)
@@ -104,6 +105,7 @@ def test_logits_equal_those_of_the_integers_in_torch(kind: str, scheme: str) -> 
     assert close.sum() >= len(ids) - (scheme == "w8a8")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
     floating, _, layers = quantized("llama", scheme)

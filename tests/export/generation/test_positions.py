@@ -73,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", [*AHEAD, *BACK])
 def test_what_looks_ahead_is_known_by_its_logits(kind: str) -> None:
     context = model(kind).config.get_text_config()

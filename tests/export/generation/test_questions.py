@@ -120,6 +120,7 @@ def test_the_stage_depends_on_the_questions(tmp_path: Path) -> None:
     assert Export().depends(given) is None
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_an_engine_is_asked_the_questions(tmp_path: Path) -> None:
     folder = tmp_path / "model"

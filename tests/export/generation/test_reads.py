@@ -24,6 +24,7 @@ def weights(kind: str) -> tuple[int, int]:
     return sum(linears), head.weight.numel()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(
     ("scheme", "floating", "bits", "float_bits"),

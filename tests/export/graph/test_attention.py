@@ -22,6 +22,7 @@ def fused(kind: str) -> Fused:
     return fuse_attention(half_graphs.halved(path).model, half_graphs.measured(path)[1].largest)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(ATTENTIONS, ("bert", "distilbert", "t5")))
 def test_every_attention_becomes_one_node_and_answers_stay(kind):
     halved = half_graphs.halved(half_graphs.graph(kind)).model

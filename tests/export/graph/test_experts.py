@@ -72,6 +72,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module,
     return plain, path
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shape", [(1, 5), (3, 8)])
 def test_engines_answer_as_the_model_did_before(exported: tuple[torch.nn.Module, Path], shape: tuple[int, int]) -> None:
     model, path = exported

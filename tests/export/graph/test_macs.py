@@ -58,6 +58,7 @@ def test_total_is_that_of_the_torch_model(family):
     assert total == count(tiny.load(folder, family), task, 19).macs
 
 
+@pytest.mark.slow
 def test_a_module_that_runs_twice_counts_twice():
     gemms = count_macs(Graph(tiny.exported("albert")[1]), 1, 8)
     assert len({gemm.node for gemm in gemms}) == len(gemms) > len({gemm.name for gemm in gemms})

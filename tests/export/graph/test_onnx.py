@@ -29,6 +29,7 @@ def run(path: Path, features: dict[str, np.ndarray]) -> np.ndarray:
     return onnxruntime.InferenceSession(str(path), options).run(["logits"], features)[0]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_equals_torch_at_every_shape(family):
     folder, path = tiny.exported(family)
@@ -107,6 +108,7 @@ def test_mask_decides_what_is_seen():
     assert np.abs(run(path, seen) - logits)[1].max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_second_trace_gives_the_same_bytes_says_nothing_and_leaves_the_loggers_alone(tmp_path, capfd, monkeypatch):
     really(monkeypatch)
     folder, path = tiny.exported("distilbert")

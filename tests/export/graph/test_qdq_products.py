@@ -155,6 +155,7 @@ def run(path: Path, given: dict[str, np.ndarray], extra: tuple[str, ...] = ()) -
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(["logits", *extra], given)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_answers_what_torch_answers(family: str) -> None:
     folder, float_path, path = made(family)
@@ -199,6 +200,7 @@ def test_codes_of_every_site_are_naive_integers(family: str) -> None:
     assert saturated > 0
 
 
+@pytest.mark.first(1)
 @NEEDS_VNNI
 @pytest.mark.parametrize(("name", "mode"), ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,6 +216,7 @@ def test_engines_compute_the_sites_in_exact_integers(family: str, name: str, mod
     np.testing.assert_allclose(engine.predict(given), expected, atol=0.1)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("name", "mode"), ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_products_run_in_int8_and_are_counted(family: str, name: str, mode: str) -> None:
@@ -232,6 +235,7 @@ def test_products_run_in_int8_and_are_counted(family: str, name: str, mode: str)
     assert found.int8_share_all > found.int8_share
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("name", "mode"), ENGINES)
 @pytest.mark.parametrize("kind", ["qk", "pv"])
 @pytest.mark.parametrize("family", seldom(["bert", "vit"], ["vit"]))  # products of all families are told apart from layers above

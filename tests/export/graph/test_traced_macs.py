@@ -46,6 +46,7 @@ def by_node(gemms: list[Gemm]) -> dict[str, tuple[str, str, int]]:
     return {gemm.node.replace("/Gemm", "/MatMul"): (gemm.name, gemm.kind, gemm.macs) for gemm in gemms}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom((*CONFIGS, SHALLOW), CONFIGS.keys() - {"llama"}))
 def test_of_every_decoder(kind: str, tmp_path: Path) -> None:
     found, expected = both(Checkpoint(genai_checkpoints.checkpoint(kind)), "text-generation", tmp_path)
@@ -53,12 +54,14 @@ def test_of_every_decoder(kind: str, tmp_path: Path) -> None:
     assert found[-1].name == expected[-1].name == ("embed_out" if kind == "gpt_neox" else "lm_head")
 
 
+@pytest.mark.slow
 def test_each_expert_of_a_quantized_mixture_has_products_of_its_own(tmp_path: Path) -> None:
     found, expected = both(Checkpoint(genai_checkpoints.checkpoint(SHALLOW, "w8a8-dynamic")), "text-generation", tmp_path)
     assert by_node(found) == by_node(expected)
     assert "model.layers.0.mlp.experts.down_proj.3/MatMul" in by_node(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", seldom((*tiny_encoder_decoders.CONFIGS, SHALLOW_T5), tiny_encoder_decoders.CONFIGS))
 def test_of_encoder_decoders(kind: str, tmp_path: Path) -> None:
     found, expected = both(Checkpoint(tiny_encoder_decoders.checkpoint(kind)), "text-to-text", tmp_path)

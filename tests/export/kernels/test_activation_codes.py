@@ -64,6 +64,7 @@ def test_codes_are_the_rounded_ones_but_near_ties(interpreted: Interpreted, acti
         assert (apart > 0).double().mean() <= MOST_OFF[method], method
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("scale", [0.1, 0.001])
 def test_instructions_as_bad_as_promised_keep_the_bound(interpreted: Interpreted, activation: Activation, scale: float) -> None:
@@ -111,6 +112,7 @@ def test_far_out_codes_are_zero_or_the_largest(interpreted: Interpreted, activat
     assert found.tolist() == [0, 0, 0, 127, 127]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 16), (20, 70, 96), (90, 129, 40)])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("out_scale", [None, 0.01])

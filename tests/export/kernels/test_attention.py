@@ -57,6 +57,7 @@ def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores:
             assert ((found[begin:end, head].double() - wanted).abs() <= bound).all()
 
 
+@pytest.mark.slow
 @given(
     LENGTHS, st.sampled_from([(1, 1), (2, 2), (4, 2)]), st.sampled_from([1, 16, 32, 33, 64, 128]), st.booleans(), st.booleans(),
     st.sampled_from([0.1, 1.0, 4.0]), st.sampled_from([torch.float16, torch.float32]), st.sampled_from([None, False, True]),
@@ -77,6 +78,7 @@ def test_against_float64(
     check(interpreted(packed_attention, q, k, v, starts(lengths), scores), q, k, v, starts(lengths), scores)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("dtype", "int8", "lazy"), [(torch.float16, False, True), (torch.float32, False, None), (torch.float16, True, False)]
 )

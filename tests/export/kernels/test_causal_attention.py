@@ -28,6 +28,7 @@ def start_of(*lengths: int) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(("dimension", "dtype"), [(32, torch.float32), (96, torch.float16)])
 def test_later_tokens_change_no_bit(interpreted: Interpreted, heads: tuple[int, int], dimension: int, dtype: torch.dtype) -> None:
@@ -41,6 +42,7 @@ def test_later_tokens_change_no_bit(interpreted: Interpreted, heads: tuple[int, 
         assert torch.equal(shorter, whole[:length]), length
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_tiles_behind_the_diagonal_are_not_read(interpreted: Interpreted, dtype: torch.dtype) -> None:
     """A tile that is read and masked turns a value that is no number into one of the output, as 0 times it is none."""
@@ -56,6 +58,7 @@ def test_tiles_behind_the_diagonal_are_not_read(interpreted: Interpreted, dtype:
         assert after[rows:].isnan().all()
 
 
+@pytest.mark.slow
 def test_neighbours_change_no_bit(interpreted: Interpreted) -> None:
     torch.manual_seed(0)
     scores, lengths = Scores(0.2, causal=True), (33, 1, 64)

@@ -65,6 +65,7 @@ def order(lengths: list[int], slots: int, seed: int) -> Tensor:
 LENGTHS = st.lists(st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65, 128, 129]), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(
     LENGTHS, st.sampled_from([(1, 1), (3, 1), (8, 1), (4, 2), (16, 2)]), st.sampled_from([32, 64, 96, 128]), st.sampled_from([1, 3, 16]),
     st.sampled_from([1, 2]), st.sampled_from([torch.float16, torch.float32]), st.integers(0, 99),
@@ -93,6 +94,7 @@ def test_against_float64(
             assert ((found[row, head] - exact[row, head]).abs() <= bound).all()
 
 
+@pytest.mark.slow
 def test_any_pages_and_any_company_give_the_same_bits(interpreted: Interpreted) -> None:
     torch.manual_seed(0)
     lengths = [65, 3, 130]

@@ -57,6 +57,7 @@ def test_differences_that_come_together_count_for_less_rows() -> None:
     assert not judged(heaped, 127, 0.0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize(("rate", "most"), [(RATE, 130), (3 * RATE, 4)])
 def test_an_engine_at_the_limit_passes_early_once_in_twenty_and_a_wrong_one_hardly_ever(rate: float, most: int) -> None:

@@ -21,6 +21,7 @@ def run_in(folder: Path) -> None:
     run(check(RAW), folder, progress=ConsoleProgress("silent"))
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_two_runs_that_need_the_same_steps_make_each_of_them_once(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]

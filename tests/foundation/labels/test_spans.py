@@ -176,6 +176,7 @@ def test_long_answers_are_compared_as_a_whole() -> None:
     assert len(spans.predicted_words(one)) == spans.MOST_WORDS
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_threshold_is_the_best_of_all(seed: int, windows: int) -> None:

@@ -16,6 +16,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.skipif(not SETTING.exists() or "[never]" in SETTING.read_text(), reason="the kernel has no huge pages to give")
 def test_large_tensors_take_few_page_faults() -> None:

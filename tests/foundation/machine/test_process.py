@@ -176,6 +176,7 @@ def test_environment_adds_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert (env["EXTRA"], env["HOME"]) == ("1", os.environ["HOME"])
 
 
+@pytest.mark.slow
 def test_the_peak_is_that_of_the_program_and_not_of_its_parent() -> None:
     ballast = bytearray(b"x") * (400 << 20)
     code = "from foundation.machine.process import peak_memory_bytes; small = peak_memory_bytes(); x = b'x' * (90 << 20); del x; "

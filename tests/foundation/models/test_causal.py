@@ -36,6 +36,7 @@ def logits(folder: Path) -> torch.Tensor:
         return forward(load(folder), IDS)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shard", ["40KB", "1GB"])
 @pytest.mark.parametrize("kind", tiny.CONFIGS)
 def test_files_are_linked(kind: str, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_counting_needs_the_config_alone(tiny_bert: Path) -> None:
     assert count(check_model(named(tiny_bert), 2).config, "text-classification", 16) == count(model, "text-classification", 16)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet", "xlm-roberta"])
 def test_text_families_can_be_counted(kind: str) -> None:
     assert count(AutoConfig.for_model(kind), "text-classification", 8).macs > 10**6

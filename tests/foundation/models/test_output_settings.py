@@ -40,6 +40,7 @@ def values(config: Any) -> Iterator[tuple[str, Any]]:
         yield from values(value)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "keys"), [*(("bert", [key]) for key in SETTINGS), *((name, [*SETTINGS]) for name in ("bart", "clip", "gpt2"))]
 )

@@ -28,6 +28,7 @@ def processor_of(folder: Path) -> Preprocessor:
     return Checkpoint(folder).preprocessor("text-generation", tiny.LENGTH, Target(sequence_lengths=(8, tiny.LENGTH)))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", tiny.CONFIGS)

@@ -28,6 +28,7 @@ def prepared() -> Preprocessor:
     return replace(made, adapters=NAMES, input_names=(*made.input_names, ADAPTER_IDS))
 
 
+@pytest.mark.slow
 @given(row=ROWS, name=st.sampled_from(NAMES))
 def test_a_row_is_its_text_and_its_adapter(row: Any, name: str) -> None:
     named = with_adapter(row, name)

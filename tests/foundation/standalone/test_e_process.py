@@ -103,6 +103,7 @@ def streams_with(rate: float, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).random(shape) < rate).astype(np.float64)
 
 
+@pytest.mark.slow
 def test_200_streams_of_100000_values_without_a_shift():
     bound = 0.1
     process, draw = EProcess(bound, (200,)), np.random.default_rng(1)
@@ -114,6 +115,7 @@ def test_200_streams_of_100000_values_without_a_shift():
     assert np.isfinite(process.log_values).all()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("bound", "shifted", "most"), [(0.1, 0.2, 900), (0.1, 0.4, 150), (0.01, 0.05, 1500)])
 def test_a_shift_is_seen_soon_even_after_100000_values_without_one(bound, shifted, most):
     delays = []

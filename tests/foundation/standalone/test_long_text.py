@@ -174,6 +174,7 @@ def test_a_text_has_the_ids_of_the_whole(name: str, text: str, repeated: int, ma
     same(preprocessor, text * repeated, long_texts.shortened(text * repeated))
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", seldom(CUT, {"qwen", "llama", "cased"}))
 @given(pair=st.tuples(SHORTER, SHORTER), repeated=st.tuples(st.integers(1, 2), st.integers(1, 2)), max_length=st.integers(4, 9))
@@ -194,6 +195,7 @@ def test_a_long_text_is_shortened(name: str) -> None:
     same(preprocessor, text, short)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", list(CUT))
 @pytest.mark.parametrize("max_length", [16, 17])
 @pytest.mark.parametrize(("first", "second"), [(3000, 10), (10, 3000), (800, 700), (700, 800), (3000, 0)])
@@ -208,6 +210,7 @@ def test_the_longer_text_of_a_pair_is_shortened(name: str, max_length: int, firs
     assert max(map(len, short)) <= 64 * max_length  # 8 characters for each token of the other text, if those are single characters
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("first", ["x ", "abc "])
 @pytest.mark.parametrize("second", ["x ", "abc "])
 @pytest.mark.parametrize("times", [(60, 60), (60, 61), (61, 60), (150, 100), (100, 150)])

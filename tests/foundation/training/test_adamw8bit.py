@@ -161,6 +161,7 @@ def sentences(words: list[str]) -> tuple[list[str], ClassIds]:
     return rows, ClassIds(np.array(["good" in row.split() for row in rows], np.int64))
 
 
+@pytest.mark.slow
 def test_a_killed_training_continues_to_equal_bits(
     tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

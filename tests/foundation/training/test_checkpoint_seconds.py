@@ -19,6 +19,7 @@ from tests.foundation.training.test_train import Dies, Killed, run
 pytestmark = pytest.mark.whole
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seconds", [7, 25, 59, 200])
 def test_a_kill_in_the_first_epoch_costs_a_minute_at_most(
     seconds: int, tiny_bert: Path, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

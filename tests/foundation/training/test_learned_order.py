@@ -78,6 +78,7 @@ def told_by_a_word(num_queries: int, seed: int) -> Split:
     return Split(list(rows), candidates.labels_of(numbers, grades, [[2]] * num_queries))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_learns_to_tell_what_is_relevant(name: OrderLoss, model: Path, context: Context, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()

@@ -145,6 +145,7 @@ def test_adafactor_is_algorithm_4() -> None:
     torch.testing.assert_close(layer.weight.detach(), adafactor_by_hand(before, gradients, 0.01), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_trainings_learn_and_continue(name: OptimizerName, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
     usual: dict[str, Any] = {"optimizer": Optimizer(name=name), "learning_rate": 3e-3 if name == "adamw" else 2e-2, "epochs": 10}

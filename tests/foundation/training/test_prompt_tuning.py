@@ -140,6 +140,7 @@ def test_only_virtual_tokens_and_the_head_are_trained(encoder: str | None, make_
     assert figures["trained_parameters"] == head + TOKENS * 16 if encoder is None else figures["trained_parameters"] > head + TOKENS * 16
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("encoder", [None, "mlp"])
 def test_a_prompt_learns(encoder: str | None, make_context: Contexts, tmp_path: Path) -> None:  # noqa: F811
     figures = tuned(make_context(), tmp_path / "out", prompt={"tokens": TOKENS, "encoder": encoder}, epochs=20)

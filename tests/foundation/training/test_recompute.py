@@ -47,6 +47,7 @@ def step(model: Any, features: dict[str, Tensor], kind: Checkpointing) -> tuple[
     return logits.detach(), gradients, {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(ARCHITECTURES, ARCHITECTURES.keys() - set(USUAL)))
 def test_a_step_is_the_same_or_refused_before(name: str) -> None:
     architecture = ARCHITECTURES[name]

@@ -265,6 +265,7 @@ def test_less_than_half_of_the_bytes_of_float32_is_saved(kind: str) -> None:
     assert saved("int8") < 0.5 * saved("none")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("half", [False, True])
 def test_a_plan_counts_fewer_bytes(half: bool) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}

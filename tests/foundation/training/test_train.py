@@ -106,7 +106,7 @@ def test_it_learns(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -
     assert not model.training
 
 
-@pytest.mark.parametrize("at", [3, 6, 13])
+@pytest.mark.parametrize("at", [3, *(pytest.param(at, marks=pytest.mark.slow) for at in (6, 13))])
 def test_a_killed_run_continues_to_equal_bits(at: int, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
     whole, expected = run(tiny_bert, sentences, told, tmp_path / "whole", select=peak, evaluate_every=2)
     assert expected.best_step is not None

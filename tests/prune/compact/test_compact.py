@@ -77,6 +77,7 @@ def assert_equal(small: nn.Module, large: nn.Module, features: dict[str, Tensor]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 @DRAWS
 @given(shapes=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=5), seed=st.integers(0, 1000))

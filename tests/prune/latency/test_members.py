@@ -28,6 +28,7 @@ def artifact(folder: Path, name: str) -> Artifact:
     return Artifact(folder, {"id": name, "digest": name.ljust(64, "0")})
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("caches", [0.0, 0.15])
 def test_each_member_is_as_fast_as_asked_and_one_table_serves_all(
     caches: float, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

@@ -139,6 +139,7 @@ def test_a_share_of_the_milliseconds_is_taken_away(
     assert figures["latency"]["asked_ms"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", seldom([["heads", "ffn"], ["layers", "heads", "ffn"]], [["heads", "ffn"]]), ids=str)
 def test_masks_are_learned_against_the_clock(
     granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
@@ -152,6 +153,7 @@ def test_masks_are_learned_against_the_clock(
     assert figures["steps"][0]["learned"]["sparsity"] == pytest.approx(asked, abs=0.07)
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_once_on_a_machine(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ QUICK = {(*CASES[at], size) for at, size in ((1, 0.01), (2, 100.0), (4, 0.01), (
 """Much and little at once, few steps, and every granularity, each with one size of the loss."""
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("case", seldom(SIZED, {*SIZED} - QUICK), ids=str)
 def test_masks_end_at_the_sparsity_whatever_the_size_of_the_loss(
     make_model: Callable[..., Any], case: tuple[tuple[Granularity, ...], int, float, float]

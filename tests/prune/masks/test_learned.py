@@ -58,6 +58,7 @@ def test_the_budget_is_met(
         assert "sparsity" in learned["losses"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", seldom([["heads", "ffn"], ["hidden", "heads", "ffn"]], [["heads", "ffn"]]), ids=str)
 def test_gates_end_where_the_budget_is(
     granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
@@ -75,6 +76,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", seldom(["joint", "movement"], ["movement"]))  # joint draws its gates
 def test_a_kill_costs_no_bit(
     method: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +152,7 @@ def test_the_weights_hold_the_gates_that_were_learned(
     torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("method", ["joint", "movement"])
 @pytest.mark.parametrize(
     "settings",

@@ -95,6 +95,7 @@ def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_
         torch.testing.assert_close(found, forward(model, features), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.sampled_from((*DENSE, "gemma")), st.integers(0, 99))
 def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(

@@ -84,6 +84,7 @@ def test_sparsegpt_is_the_loop(
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("pattern", [Unstructured(), NM(2, 4), NM(1, 3), Blocks(2, 50), Blocks(2, 200)], ids=str)
 def test_sparsegpt_over_more_than_one_stretch(pattern: Pattern) -> None:
     inputs = 2 * STRETCH + 5

@@ -121,6 +121,7 @@ def test_the_choice_loses_little_more_than_the_best_of_all(make_model: Callable[
         assert best - 1e-6 <= lost <= best + max(max(values) for values in squares)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("method", ["magnitude", "lasso"])
 def test_what_is_zeroed_is_as_fast_as_asked_after_compact(
     method: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

@@ -60,6 +60,7 @@ def test_the_share_over_all_strips(outputs: int, inputs: int, rows: int, columns
     assert abs(gone - sparsity * weights) <= largest
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("shape", "sparsity", "reached"),
     [((384, 1536), 0.5, 0.5), ((384, 1536), 0.8, 7 / 9), ((384, 384), 0.5, 5 / 9), ((100, 300), 0.9, 2 / 3)],

@@ -162,6 +162,7 @@ def test_training_is_told_and_leaves_zeros_where_they_are(
         assert not torch.equal(weights(model)[name], weights(bare)[name])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("method", ["movement", "lasso"])
 def test_the_losses_of_learning_are_kept(
     method: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

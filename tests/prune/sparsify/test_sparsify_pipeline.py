@@ -23,7 +23,7 @@ from tests import without_clocks
 from tests.export import sentiment
 from tests.prune import small_runs
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
+pytestmark = [pytest.mark.whole, pytest.mark.slow, pytest.mark.usefixtures("engines_inside")]
 
 SPARSIFY: dict[str, Any] = {"pattern": "2:4", "rows": 32, "recover": {"epochs": 0.5, "learning_rate": 1e-3}}
 STAGES: list[dict[str, Any]] = [

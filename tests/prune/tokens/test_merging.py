@@ -183,6 +183,7 @@ def test_a_mean_is_read_and_a_checkpoint_opens_again_alike(tmp_path: Path) -> No
         assert not torch.allclose(forward(first, features), forward(plain, features), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_exported_graph_answers_as_torch(tmp_path: Path) -> None:
     folder = embedder(tmp_path)
     prepared = Checkpoint(folder).preprocessor("sentence-embedding", 16, Target(sequence_lengths=(8,)))
@@ -205,6 +206,7 @@ def test_what_others_say_of_tokens_needs_tokens() -> None:
         Prune(token_reduction="merge")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engines_inside")
 def test_a_run(tmp_path: Path) -> None:
     source = tiny_embedding.folder(tmp_path / "source", layers=3)

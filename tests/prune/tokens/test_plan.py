@@ -34,6 +34,7 @@ def recipe(tmp_path: Path) -> Any:
     return small_runs.recipe(tmp_path, "tokens", sentiment.rows(40), ["openvino"], STAGES)
 
 
+@pytest.mark.slow
 def test_the_plan_shows_where_tokens_leave(recipe: Any, tmp_path: Path) -> None:
     told = {line.split()[0]: line for line in describe(recipe, tmp_path / "run").splitlines()[3:]}
     depth = Checkpoint(sentiment.checkpoint(), "test").config.num_hidden_layers

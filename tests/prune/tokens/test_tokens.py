@@ -174,6 +174,7 @@ def test_the_stage_keeps_weights_and_trains_with_what_stays(
     assert not torch.equal(model.get_parameter("classifier.weight"), plain.get_parameter("classifier.weight"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engines_inside")
 def test_a_run_serves_a_model_that_tokens_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
@@ -312,6 +313,7 @@ def test_a_model_whose_tokens_left_is_pruned_from_all_of_them(
     torch.testing.assert_close(again.get_buffer("bert.encoder.layer.0.significance"), first.get_buffer("bert.encoder.layer.0.significance"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("granularity", [["heads", "ffn"], ["layers"], ["hidden"]])
 def test_tokens_leave_what_is_pruned_after_them_as_before(
     granularity: list[str], left: Path, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

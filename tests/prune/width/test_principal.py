@@ -57,6 +57,7 @@ def test_a_basis_of_vectors_that_sum_to_zero(size: int) -> None:
     assert float(basis.sum(dim=0).abs().max() if size > 1 else 0.0) < 1e-12
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", PRE_NORM)
 @given(seed=st.integers(0, 1000))
 def test_all_components_change_no_output(make_model: Callable[..., Any], make_features: Callable[..., Any], kind: str, seed: int) -> None:
@@ -145,6 +146,7 @@ def test_a_model_that_can_be_projected_is_not(kind: str, make_model: Callable[..
     try_width(make_model(kind).config, KEY)
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("engines_inside")
 @pytest.mark.parametrize("schedule", ["one_shot", "cubic"])
 def test_a_run(schedule: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def error(matrix_DD: Tensor) -> float:
     return float((matrix_DD.T @ matrix_DD - torch.eye(len(matrix_DD), dtype=matrix_DD.dtype)).abs().max())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_long_runs_stay_orthogonal(size: int, scale: float) -> None:

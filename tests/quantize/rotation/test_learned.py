@@ -69,6 +69,7 @@ def inner(model: nn.Module) -> list[str]:
     return [name for name in linears(model) if any(part.isdigit() for part in name.split("."))]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_unrounded_a_simulated_model_answers_as_before(name: str) -> None:
     model, features, rotations = rotated(name)
@@ -279,6 +280,7 @@ def loss_of(model: nn.Module, expected: Sequence[Tensor], rows: Sequence[dict[st
     return sum(float(distance(one.flatten(0, 1), other.flatten(0, 1), by_kl=True)) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("scheme", "most"), [("w8a8", 0.9), ("w4a8-block", 1.0)])  # 0.62 and 0.88 to 0.97, by the processor's rounding
 def test_learning_gains_more_than_hadamard_matrices_on_other_rows(scheme: Scheme, most: float) -> None:
     model, rows, others = planted()
@@ -296,6 +298,7 @@ def test_learning_gains_more_than_hadamard_matrices_on_other_rows(scheme: Scheme
     assert before < plain or scheme != "w8a8"  # blocks keep large channels to themselves
 
 
+@pytest.mark.slow
 def test_learning_repeats_and_never_ends_worse() -> None:
     model, rows, _ = planted()
     figures, weights = [], []

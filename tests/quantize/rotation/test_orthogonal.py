@@ -55,6 +55,7 @@ def test_vectors_are_multiplied_by_the_matrix(kind: str, size: int) -> None:
     torch.testing.assert_close(rotation.of(x_ND), x_ND @ rotation.matrix_DD)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [64, 576, 768, 896, 960, 1536, 2560, 3584])
 def test_one_large_entry_becomes_equal_ones_in_the_sizes_of_models(size: int) -> None:
     matrix = drawn("hadamard", size).matrix_DD

@@ -86,6 +86,7 @@ def _norm_in_float64(module: Any, x: Tensor) -> Tensor:
     return (offset + module.weight) * x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", EXACT)
 def test_a_rotated_model_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, features = made(name)
@@ -100,6 +101,7 @@ def test_a_rotated_model_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert len(changed) > 0.7 * len(dict(model.named_parameters()))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", [*EXACT, *OTHERS])
 def test_a_rotated_model_answers_as_before_and_is_a_stock_one(name: str, tmp_path: Path) -> None:
     model, features = made(name)

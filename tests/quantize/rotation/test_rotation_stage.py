@@ -43,6 +43,7 @@ def logits(folder: Path) -> torch.Tensor:
         return forward(load(folder), {"input_ids": IDS})
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "dtype", "settings"),
     [
@@ -103,6 +104,7 @@ def test_training_in_integers_starts_from_the_rotated_model(tmp_path: Path, bloc
     assert figures["qat"]["steps"] > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
 def test_learned_rotations_make_a_stock_checkpoint(scheme: str, tmp_path: Path, blocks_context: Context) -> None:
     folder = written(tmp_path, "llama", tie_word_embeddings=True)

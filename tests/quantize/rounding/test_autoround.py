@@ -148,6 +148,7 @@ def naive(net: Net, starts: Mapping[str, Start], given: Sequence[Tensor], option
     return best, errors
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", ["w4a16", "zero points", "two_level", "k_quant", "w8a8", "w8a16"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_are_those_of_the_written_out_objective(scheme: str, seed: int) -> None:

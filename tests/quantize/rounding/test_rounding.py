@@ -90,6 +90,7 @@ def error(net: Net, layer: nn.Linear, name: str, before: Mapping[str, nn.Linear]
         return float((nn.functional.linear(x.double(), layer.weight.double()) - exact).square().sum() / exact.square().sum())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "adaround"])
 @pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "w4a16, two_level", "w4a16, k_quant"])

@@ -51,6 +51,7 @@ def test_the_change_is_within_the_rounding(bert: Artifact, context: Context) -> 
     assert set(extract(model)) == set(scales)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_leaves_all_else(bert: Artifact, context: Context) -> None:
     model, scales = start_of(bert.path, context)
     narrow = {name: start.__class__(start.weight_scale, 0.5 * start.input_scale, 8) for name, start in scales.items()}

@@ -50,6 +50,7 @@ def run(context: Context, bert: Artifact) -> Context:
     return replace(context, checkpoints={"baseline": teacher}, teachers=(teacher,))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("loss", NAMES)
 def test_every_preset_trains_in_int8(loss: Any, bert: Artifact, run: Context) -> None:
     model, scales = start_of(bert.path, run)
@@ -147,6 +148,7 @@ def test_a_teacher_is_told_which_text_of_a_pair_a_token_is_of(bert: Artifact, ru
     assert answered_as_itself(tmp_path, bert.path, replace(run, data=replace(run.data, train=pairs)))
 
 
+@pytest.mark.slow
 def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path: Any) -> None:
     """With the answers of another model the weights move to those, and the weights that are kept are the nearest to them."""
     other: Any = load(bert.path)

@@ -187,6 +187,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Context, tmp_path: Path) -> None:
     """Killed in the first epoch, where answers of the teacher are missing, and in the second one."""
     at = 0

@@ -64,6 +64,7 @@ def requests_of(rows, size: int):
     return [request(*rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("tiers", [2, 3])
 def test_every_row_has_the_answer_of_the_first_tier_that_is_sure(serve, size, tiers):
@@ -109,6 +110,7 @@ def naive(form: str, rows, threshold: float) -> tuple[list[np.ndarray], list[int
     return answers, tiers, wrong
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize(("form", "threshold", "raw"), [("tags", 0.1, "LOGITS"), ("value", 0.5, "LOGITS"), ("vector", 0.1, "VECTOR")])
 def test_tags_numbers_and_vectors_have_the_answer_of_the_tier_that_is_sure(serve, form, threshold, raw, size):

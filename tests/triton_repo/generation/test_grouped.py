@@ -92,6 +92,7 @@ def alone(source: np.ndarray, **rules: Any) -> list[int]:
     return text.tokens
 
 
+@pytest.mark.slow
 def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
     asked = sources((3, 9, 14, 1, 7, 5), seed=11)
     expected = [alone(source) for source in asked]

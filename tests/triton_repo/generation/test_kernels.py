@@ -82,6 +82,7 @@ def engine_answers(spec: Any, prompts: list[list[int]], tokens: int) -> list[lis
     return [list(answer.tokens[0]) for answer in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", seldom(("gpt2", "llama"), ("gpt2",)))
 def test_it_answers_as_the_engine_does_from_its_folder_alone(family: str, tmp_path: Path, interpreted: Callable[..., Any]) -> None:

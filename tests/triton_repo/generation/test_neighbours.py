@@ -223,6 +223,7 @@ def short_parts() -> Iterator[None]:
         yield
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FLOAT)
 @settings(max_examples=max(10, MANY // 4))
 @given(st.data())
@@ -237,6 +238,7 @@ def test_an_answer_is_what_it_is_alone_whatever_comes_beside_it(name: str, data:
         assert beside <= steps + SPARE_STEPS
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(INTEGER, SELDOM))
 @settings(max_examples=max(4, MANY // 8))
 @given(st.data())

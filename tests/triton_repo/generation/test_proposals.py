@@ -131,6 +131,7 @@ def test_stop_tokens_and_penalties_are_kept(opened: dict[str, Opened], name: str
         assert found.pieces[-1]["FINISH_REASON"] == expected.pieces[-1]["FINISH_REASON"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("name", ["draft", "text"])
 def test_the_end_token_of_the_model_ends_an_answer(opened: dict[str, Opened], name: str) -> None:

@@ -52,6 +52,7 @@ def published(out, part="plan"):
     return config(out / "models" / f"{NAME}_{part}" / "config.pbtxt")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("machine", seldom(MACHINES, ("four of a kind",)))
 def test_one_plan_for_each_kind_and_instances_on_every_gpu(machine, graph, tmp_path):
     gpus = MACHINES[machine]
@@ -253,6 +254,7 @@ def test_missing_packages_are_named_with_the_way_to_install_them(graph, tmp_path
     assert not (out / "models" / f"{NAME}_plan" / "config.pbtxt").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_of_other_settings_is_not_kept(graph, tmp_path):
     out = repository(graph, tmp_path / "gpu")
     build(out, "80")

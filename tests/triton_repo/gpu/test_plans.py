@@ -455,6 +455,7 @@ def test_a_half_plan_is_built_from_the_graph_with_attention_nodes_and_recorded(h
     assert record["parity"]["batches"]["median_limit"] == 0.05
 
 
+@pytest.mark.slow
 def test_where_the_graph_with_attention_nodes_does_not_build_the_other_is_and_says_why(halved, tmp_path):
     everything = tmp_path / "everything_fused.onnx"
     onnx.save(fuse_attention(onnx.load(str(halved[0])), {}).model, str(everything))  # a single head fails the gate
@@ -465,6 +466,7 @@ def test_where_the_graph_with_attention_nodes_does_not_build_the_other_is_and_sa
     assert (record["attention"]["fused"], "dedicated kernel" in record["attention"]["reason"]) == (0, True)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("moved", "status"), [(0.03, 0), (0.07, 1)])
 def test_halves_are_held_to_their_own_limits(halved, tmp_path, moved, status):
     """0.03 is too much for fp32; see `test_ways_to_be_wrong`."""

@@ -33,6 +33,7 @@ def texts(tmp_path):
     return str(tmp_path / "rows.txt")
 
 
+@pytest.mark.slow
 def test_a_table_and_a_file_of_figures(tmp_path, texts):
     with serving(Fake()) as fake:
         out = tmp_path / "load.json"

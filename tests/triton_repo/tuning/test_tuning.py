@@ -77,6 +77,7 @@ def noisy(seed: int, faster: float, start: float, rate: float, tail: float) -> M
     return measure
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("noise", [(0.02, 0.04, 0.1), (0.05, 0.07, 0.2)])
 @pytest.mark.parametrize("p99_ms", [None, 150.0])
 def test_noise_is_not_taken_for_gain_and_gain_is_taken(p99_ms: float | None, noise: tuple[float, float, float]) -> None:

@@ -36,6 +36,7 @@ SHAPES = {
 RARE = ("heads of 96", "biases, GELU", "int8 head", "GELU", "mixed gpt2", "llama, a scale per token")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(SHAPES, RARE))
 def test_the_codes_of_every_layer_are_torchs(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
     lengths = [7, 1, 12]
@@ -76,6 +77,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(WEIGHTS, ("gpt2, int4", "llama, int8")))
 def test_integer_weights_give_torchs_logits(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
     folder, given = decoders.checkpoint(tmp_path, WEIGHTS[name]), decoders.texts([7, 1, 12])
@@ -84,6 +86,7 @@ def test_integer_weights_give_torchs_logits(name: str, interpreted: Interpreted,
     torch.testing.assert_close(answers.logits, decoders.in_torch(folder, given)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_neither_later_tokens_nor_neighbours_change_a_bit(family: str, interpreted: Interpreted, tmp_path: Path) -> None:
     config = {"n_layer": 1} if family == "gpt2" else {"num_hidden_layers": 1}

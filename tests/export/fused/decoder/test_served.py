@@ -139,6 +139,7 @@ def fails_and_goes_on(folder: Path) -> tuple[list[list[int]], list[Any]]:
     return answers, states
 
 
+@pytest.mark.slow
 def test_after_an_error_no_page_is_lost(interpreted: Callable[..., Any], tmp_path: Path) -> None:
     folder = decoders.checkpoint(tmp_path, Shape("llama", config={"num_hidden_layers": 1}))
     write_decoder(decoder_plan(Checkpoint(folder)), tmp_path / "plan.safetensors")

@@ -37,6 +37,7 @@ SCHEMES = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", seldom(SCHEMES, ("gpt2, int4", "gpt2, int8 weights", "llama, one scale")))
 def test_greedy_tokens_are_torchs_on_any_pages(name: str, interpreted: Interpreted, tmp_path: Path) -> None:
     folder = decoders.checkpoint(tmp_path, Shape(name.partition(",")[0], SCHEMES[name]))

@@ -96,11 +96,13 @@ def compared(kind: str, processes: int, lengths: tuple[int, ...], checkpointing:
                 )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_gradients_are_those_of_the_whole_model(kind: str) -> None:
     compared(kind, 2, (7,))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 @pytest.mark.parametrize("length", [1, 5, 8])
 def test_four_processes_share_any_number_of_tokens(kind: str, length: int) -> None:

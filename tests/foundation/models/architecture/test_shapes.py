@@ -64,6 +64,7 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(4, 20, (2, 7), generator=torch.Generator().manual_seed(0))}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", seldom(CONFIGS, ("roberta", "distilbert")))
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

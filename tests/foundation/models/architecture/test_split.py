@@ -98,6 +98,7 @@ def together(model: nn.Module, split: Split, inputs: dict[str, Tensor]) -> list[
     return [answers[rank] for rank in range(split.processes)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_shares_add_up_to_the_model(kind: str) -> None:
     config, task = config_of(kind)

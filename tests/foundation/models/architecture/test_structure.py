@@ -184,6 +184,7 @@ def test_blocks_are_the_largest_list_of_modules_of_one_class() -> None:
     assert stacks_of(model, KEY)[0].prefix == "bert.encoder.layer"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_an_encoder_decoder_has_two_stacks(kind: str) -> None:
     """Checked against the names of Transformers: 2 layers of the encoder, then 3 of the decoder, which also read the encoder."""

@@ -98,6 +98,7 @@ def theirs(source: Path, rows: list[Any]) -> np.ndarray:
     return np.array([[entry["score"] for entry in sorted(answer, key=lambda entry: entry["label"])] for answer in answers])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", sorted(MODELS.keys() - {"xlnet"}))
 def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     pairs = kind in ("bert", "funnel")
@@ -153,6 +154,7 @@ def test_a_padding_token_that_ends_texts_is_refused(tmp_path: Path) -> None:
         ours(source, tmp_path / "out", TEXTS)
 
 
+@pytest.mark.slow
 def test_a_text_without_a_token_is_one_real_token_in_every_engine(tmp_path: Path) -> None:
     rows = ["", "good film"]
     source, out = write(tmp_path / "source", "bert", "PreTrainedTokenizerFast"), tmp_path / "out"
@@ -180,6 +182,7 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("pad_token_id", [1, 3])
 @pytest.mark.parametrize("kind", TABLES)
 def test_the_longest_text_is_the_one_that_the_model_reads(kind: str, pad_token_id: int) -> None:

@@ -299,6 +299,7 @@ def test_a_plan_says_whether_tokens_are_shared() -> None:
         Parallel(context=3).of(Team(0, 4))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [

@@ -21,6 +21,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2)])
 def test_logits_and_gradients_are_those_of_one_process(rows: int, columns: int) -> None:
     in_ranks(rows * columns, mesh_processes.compare, rows, columns)

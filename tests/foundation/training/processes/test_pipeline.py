@@ -52,6 +52,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path, parallel: dict[s
     prepare(check(raw), folder, ConsoleProgress("silent"), Parallel(**section).of(Team(0, 2))).count_macs()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("stage", "settings", "message"),
     [
@@ -72,6 +73,7 @@ def test_what_does_not_work_in_stages_is_told_before_the_run(stage: str, setting
     assert len(caught.value.lines) == 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [
