@@ -15,7 +15,6 @@ Not supported: masked language modelling alongside, as task checkpoints have no 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -24,7 +23,7 @@ from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS, Task, num_classes, tasks_with
-from foundation.training.prompt_tuning import check_prompt, prompted, with_prompt
+from foundation.training.few_parameters import check_few, config_with_few, training_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +106,7 @@ class Distill(DistillSettings):
         """The Transformers config of the student."""
         from distill.student import student_config
 
-        return with_prompt(student_config(self.student, config, f"{self.key}.student"), self.prompt)
+        return config_with_few(student_config(self.student, config, f"{self.key}.student"), self)
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks, before the first stage runs, that student, teacher and losses fit each other and the task.
@@ -116,7 +115,7 @@ class Distill(DistillSettings):
             InputError: They do not fit.
         """
         from distill.labeller import goal
-        from distill.student import check_student
+        from distill.student import check_student, student_config
         from foundation.models.config import check_length
         from foundation.training.allowed import check_training
         from foundation.training.supervised import check_known, check_labelled
@@ -163,8 +162,7 @@ class Distill(DistillSettings):
             check_labelled(context.task, context.data, self.key)
         if self.hard_weight:
             check_known(context.data, f"{self.key}.hard_weight", "leave it out")
-        if self.prompt is not None:
-            check_prompt(self.prompt, context, f"{self.key}.prompt")
+        check_few(self, student_config(self.student, config, f"{self.key}.student"), context)
         joins = self._joins_micro_batches(self.plan.settings(after, teacher, context), context.task)
         self.plan.check(after, teacher, context, None if joins else self.micro_batch_size)
 
@@ -272,8 +270,8 @@ class Distill(DistillSettings):
             context = self._with_answers(context, folders[0], device)
         if not team.shards:  # with fsdp2, `train` moves the student to the device block by block
             student.to(device)
-        with nullcontext() if self.prompt is None else prompted(student, self.prompt, source, context.scratch, context.seed) as prompt:
-            source = source if prompt is None else prompt.source
+        with training_few(student, self, source, context) as few:
+            source = few.source
             steps, prepared = Steps(self, source, context), context.preprocessor(source)
             taught = self.labeller is None
             lesson = steps.from_teachers(student, prepared, folders, device) if taught else steps.from_labeller(student, prepared)

@@ -15,6 +15,7 @@ from foundation.stage.stage import ModelStage, teachers_named
 from foundation.training.distillation.masking import Augment
 from foundation.training.distillation.schedules import Ramp, always_zero, smallest
 from foundation.training.losses.distillation.presets import AnyLoss, PresetName
+from foundation.training.prefix_tuning import PrefixTuning
 from foundation.training.prompt_tuning import PromptTuning
 from foundation.training.settings import LearningRate, TrainingSettings
 
@@ -44,7 +45,7 @@ class DistillSettings(TrainingSettings, ModelStage):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     NAME: ClassVar[str] = "distill"
-    LATER: ClassVar[tuple[str, ...]] = ("prompt", *TrainingSettings.LATER)
+    LATER: ClassVar[tuple[str, ...]] = ("prompt", "prefix", *TrainingSettings.LATER)
 
     student: Student = Student()
     """The model to train."""
@@ -85,6 +86,9 @@ class DistillSettings(TrainingSettings, ModelStage):
     prompt: PromptTuning | None = None
     """Prompt tuning or P-tuning, as in `finetune`: trains virtual tokens before every text, and the head, instead of all weights. With
     losses on logits. After `prune` it is a recovery that leaves the weights as they are."""
+    prefix: PrefixTuning | None = None
+    """Prefix tuning or P-tuning v2, as in `finetune`: trains keys and values before those of every layer's attention, and the head. With
+    losses that do not read attention."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -112,10 +116,11 @@ class DistillSettings(TrainingSettings, ModelStage):
             given += ["teacher_weights"] * bool(self.teacher_weights) + ["loss: hard_target"] * (self.loss == "hard_target")
             if given:
                 raise ValueError(f"{given[0]}: given with a labeller, which labels rows once and has no hidden states; leave it out")
-        if self.prompt is not None:
-            given = [name for name in ("lora", "sequences", "on_policy", "augment", "corpus") if getattr(self, name) is not None]
-            if given:
-                raise ValueError(f"prompt: given with {given[0]}; leave one of them out")
+        for few in ("prompt", "prefix"):
+            others = ("prefix",) * (few == "prompt") + ("lora", "sequences", "on_policy", "augment", "corpus")
+            given = [name for name in others if getattr(self, name) is not None]
+            if getattr(self, few) is not None and given:
+                raise ValueError(f"{few}: given with {given[0]}; leave one of them out")
         return self
 
     @property

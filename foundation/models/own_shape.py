@@ -42,6 +42,8 @@ class OwnShape(Config):
     """Share of the tokens that remain after each layer (`foundation.models.architecture.dropped_tokens`); absent where all of them do."""
     merged: bool = False
     """Whether the others have merged with them (`foundation.models.architecture.merged_tokens`) instead of being dropped."""
+    prefix: NonNegativeInt = 0
+    """Number of learned keys and values that every attention reads before its own (`foundation.models.layers.prefix`)."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -75,6 +77,11 @@ def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:
 def merges(config: PreTrainedConfig) -> bool:
     """Whether tokens merge in the model of a Transformers config, instead of being dropped."""
     return bool((getattr(config, SHAPE_KEY, None) or {}).get("merged", False))
+
+
+def prefix_of(config: PreTrainedConfig) -> int:
+    """Returns the number of learned keys and values of each attention of the model of a Transformers config; 0 for none."""
+    return int((getattr(config, SHAPE_KEY, None) or {}).get("prefix", 0))
 
 
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ with p = softmax of the logits z. The final weights are those with the best metr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, cast, get_args
 
@@ -25,7 +24,9 @@ from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
-from foundation.training.prompt_tuning import PromptTuning, check_prompt, prompted, with_prompt
+from foundation.training.few_parameters import check_few, config_with_few, training_few
+from foundation.training.prefix_tuning import PrefixTuning
+from foundation.training.prompt_tuning import PromptTuning
 from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Finetune(TrainingSettings, Stage):
 
     VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "finetune"
-    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", "prompt", "fraction", *TrainingSettings.LATER)
+    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", "prompt", "prefix", "fraction", *TrainingSettings.LATER)
 
     learning_rate: LearningRate = 3e-5
     """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
@@ -66,16 +67,21 @@ class Finetune(TrainingSettings, Stage):
     prompt: PromptTuning | None = None
     """Prompt tuning or P-tuning: trains virtual tokens before every text, and the head, instead of all weights; give {} for the defaults.
     Learning rates are larger, such as 1e-2. Needs a text with one answer; not with `lora`."""
+    prefix: PrefixTuning | None = None
+    """Prefix tuning or P-tuning v2: trains keys and values before those of every layer's attention, and the head, instead of all weights;
+    give {} for the defaults. Learning rates are larger, such as 1e-2. Needs texts, and a model that does not write; not with `lora` or
+    `prompt`."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.prompt is not None and self.lora is not None:
-            raise ValueError("prompt: given with lora; leave one of them out")
+        given = [name for name in ("prefix", "prompt", "lora") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]}: given with {given[1]}; leave one of them out")
         return self
 
     def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        """The Transformers config of the output: virtual tokens are rows of the embedding matrix."""
-        return with_prompt(config, self.prompt)
+        """The Transformers config of the output: virtual tokens are rows of the embedding matrix, and a prefix is a size."""
+        return config_with_few(config, self)
 
     def team(self, processes: Team) -> Team:
         """All processes train."""
@@ -111,8 +117,7 @@ class Finetune(TrainingSettings, Stage):
             raise InputError(f"{key}.fraction", given, why, "leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
-        if self.prompt is not None:
-            check_prompt(self.prompt, context, f"{key}.prompt")
+        check_few(self, config, context)
 
     def _check_two_towers(self, config: PreTrainedConfig, key: str) -> None:
         """Raises if a setting does not fit the loss of a model with two towers."""
@@ -140,8 +145,8 @@ class Finetune(TrainingSettings, Stage):
 
         device = computing_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
-        with nullcontext() if self.prompt is None else prompted(model, self.prompt, parent.path, context.scratch, context.seed) as prompt:
-            source = parent.path if prompt is None else prompt.source
+        with training_few(model, self, parent.path, context) as few:
+            source = few.source
             prepared = context.preprocessor(source)
             training = Training.of(
                 context,
@@ -150,7 +155,7 @@ class Finetune(TrainingSettings, Stage):
                 self.title,
                 split=chosen_rows(context.data.train, self.fraction),
                 select=selection_metric(context, prepared),
-                depends=self.model_dump(mode="json", include={"label_smoothing", "loss", "prompt"}, exclude_none=True),
+                depends=self.model_dump(mode="json", include={"label_smoothing", "loss", "prompt", "prefix"}, exclude_none=True),
             )
             objective = supervised(context.task, self.label_smoothing, self.loss, context.team, context.data.train.labels)
             history = train(model, objective, training)
@@ -166,7 +171,7 @@ class Finetune(TrainingSettings, Stage):
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
             **({} if moved is None else {"thresholds": moved}),
-            **({} if prompt is None else {"trained_parameters": prompt.trained}),
+            **({} if few.parameters is None else {"trained_parameters": few.parameters}),
         }
 
 

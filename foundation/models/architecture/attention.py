@@ -31,13 +31,13 @@ from foundation.models.architecture.blocks import Kind, block_of, blocks_of
 from foundation.models.architecture.trace import TRACE, Call, Trace
 from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
+from foundation.models.layers.prefix import TRACING
 from foundation.models.library import REFUSED, quiet
 from foundation.models.meta import on_meta_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-TRACING = "tracing"
 TOKENS = 8
 DECODER_TOKENS = 6
 UNTRACEABLE = "the attention of this {} cannot be traced, so its heads cannot be identified"

@@ -4,7 +4,7 @@ If all layers are equal and the stock class can build them, the shape goes into 
 `AutoModel`. Otherwise config.json gets
 
     "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
-                              "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
+                              "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...], "prefix": 16}
 
 with one entry per layer (the encoder's before the decoder's, which also has the heads that read the encoder, `cross`), and the
 stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from those keys and then resizes its
@@ -48,6 +48,7 @@ from foundation.models.heads.towers import towers_class
 from foundation.models.heads.transcriber import transcriber_class
 from foundation.models.layers.conv1d import is_conv1d, with_linears
 from foundation.models.layers.listed_experts import mend
+from foundation.models.layers.prefix import put_prefix
 from foundation.models.library import (
     REFUSED,
     depths_of,
@@ -164,6 +165,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             cross=sizes.cross,
             tokens=sizes.tokens,
             merged=sizes.merged and bool(sizes.tokens),
+            prefix=sizes.prefix,
         )
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
@@ -287,6 +289,8 @@ def _resize(model: PreTrainedModel, own: Any) -> None:
             size = sizes[number]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             set_counts(owner, dict.fromkeys(counts, size))
+    for block, attention in attentions.own.items() if shape.prefix else ():
+        put_prefix(model, attention.module, shape.prefix, shape.key_value_heads[block] * shape.head_dim)
     if shape.tokens and shape.merged:
         merge_tokens(blocks_of(model, "checkpoint"), shape.tokens)
     elif shape.tokens:

@@ -31,8 +31,9 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.attention import Attention, find_attentions, is_layer, out_axis
 from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, size_of
 from foundation.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
+from foundation.models.layers.prefix import names_of
 from foundation.models.library import REFUSED, sizes_config
-from foundation.models.own_shape import SHAPE_KEY, merges, tokens_of
+from foundation.models.own_shape import SHAPE_KEY, merges, prefix_of, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,6 +72,8 @@ class Sizes:
     """Share of the tokens that remain after each layer. Empty for a model whose layers all see all of them."""
     merged: bool = False
     """Whether the other tokens have merged with them instead of being dropped."""
+    prefix: int = 0
+    """Learned keys and values of each attention."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""
@@ -103,6 +106,7 @@ class Sizes:
             pick(self.cross) if self.cross else (),
             pick(self.tokens) if self.tokens else (),
             self.merged,
+            self.prefix,
         )
 
 
@@ -255,6 +259,7 @@ def _sizes(
         tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
         tokens_of(config),
         merges(config),
+        prefix_of(config),
     )
 
 
@@ -328,4 +333,6 @@ def head_axes(model: nn.Module, attention: Attention) -> HeadAxes:
         if module.bias is not None:
             found[f"{layer}.bias", 0] = parts
     found[f"{attention.output}.weight", 1 - out_axis(model.get_submodule(attention.output))] = (("query", 0),)
+    for what, name in names_of(model, attention.module).items():
+        found[name, 1] = ((what, 0),)
     return found

@@ -24,7 +24,7 @@ from foundation.labels.text_groups import Groups
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.heads.embedding import EMBEDDING_KEY, width_of
 from foundation.models.library import depths_of
-from foundation.models.own_shape import SHAPE_KEY
+from foundation.models.own_shape import SHAPE_KEY, prefix_of
 from foundation.training.distillation.schedules import Ramp, always_zero, smallest
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Shape:
     """Layers of an encoder-decoder's decoder, next to the `layers` of its encoder; 0 for a model with one stack of layers."""
     drops_tokens: bool = False
     """Whether tokens leave the model after some layer."""
+    prefix: int = 0
+    """Learned keys and values that every attention reads before its own."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Shape:
@@ -73,7 +75,7 @@ class Shape:
         beside = (depths_of(config) or ())[1:]
         classes = width_of(config) if getattr(config, EMBEDDING_KEY, None) else config.num_labels
         causal, drops = is_causal(config) or bool(beside), bool(own and own.get("tokens"))
-        return cls(config.model_type, layers, hidden, heads, classes, inner, causal, sum(beside), drops)
+        return cls(config.model_type, layers, hidden, heads, classes, inner, causal, sum(beside), drops, prefix_of(config))
 
     @property
     def attention(self) -> int:
@@ -233,7 +235,8 @@ def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> N
     """Checks that there is what a loss compares: all tokens in the layers of both models, and negatives in the train rows.
 
     Raises:
-        InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
+        InputError: It looks inside, and tokens leave one of the models on the way, or it compares attention that also reads a prefix; or
+            rows of a task with vectors have no negatives.
     """
     if loss.NEEDS_NEGATIVES and setting.facts.embeds and not (isinstance(labels, Groups) and labels.count()):
         raise InputError(setting.key, f"{name} given", "the train rows have no negatives", "set data.columns.negative, or give similarity")
@@ -245,6 +248,11 @@ def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> N
             f"it compares layers token by token, and tokens leave the {sides[0]} on the way",
             "give soft_target",
         )
+    models = zip(("student", "teacher"), (setting.student, setting.teacher), loss.wants(setting), strict=True)
+    sides = [side for side, shape, wanted in models if shape.prefix and wanted.blocks]
+    if sides:
+        why = f"it compares attention from token to token, and the attention of the {sides[0]} reads a learned prefix too"
+        raise InputError(setting.key, f"{name} given", why, "give soft_target, or losses: [{name: hidden}]")
 
 
 def check_processes(loss: Any, setting: Setting, team: Team) -> None:
