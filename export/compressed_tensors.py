@@ -71,7 +71,7 @@ def obstacle(checkpoint: Checkpoint) -> str | None:
     if any(document.get(sites) for sites in ("products", "residuals")):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
     if SHAPE_KEY in json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8")):
-        return "its layers differ in size, as pruning left them, and only compress.api.load_checkpoint builds such a shape"
+        return "its layers differ in size or read a learned prefix, and only compress.api.load_checkpoint builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
         if not isinstance(scales, HELD) or isinstance(scales, BlockScales):

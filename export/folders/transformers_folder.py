@@ -34,7 +34,7 @@ def write(source: Source, out: Path) -> Written:
     if source.has_own_shape:
         raise InputError(
             f"--variant {source.variant}",
-            "its layers differ in size, as pruning left them",
+            "its layers differ in size or read a learned prefix",
             "no class of Transformers builds such a model",
             "publish it as onnx or openvino, or load it with compress.api.load_checkpoint",
         )

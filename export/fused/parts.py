@@ -15,7 +15,8 @@ in torch, and a model whose logits are others is refused.
 
 Models of images stand in `image_parts`. Left out: a projection after narrower embeddings (ELECTRA small), one block for all layers
 (ALBERT), a norm before the first layer behind the norm of the embeddings (RoBERTa-PreLayerNorm), relative positions of each block (UMT5)
-or that depend on the states (DeBERTa), rotary positions, answers for every token, products of attention and residuals in int8.
+or that depend on the states (DeBERTa), rotary positions, learned keys and values, answers for every token, products of attention and
+residuals in int8.
 
 Shape suffixes: b rows, n tokens.
 """
@@ -40,6 +41,7 @@ from foundation.models.folder import Checkpoint
 from foundation.models.heads.dense import LAYER
 from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
 from foundation.models.library import REFUSED, one_line
+from foundation.models.own_shape import prefix_of
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.sites import load_sites
 
@@ -142,6 +144,8 @@ def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | Non
         raise InputError("model", REFUSAL.format(kind, "its decoder reads an encoder"))
     if model.get_output_embeddings() is not None:
         raise InputError("model", REFUSAL.format(kind, "it has the head of a language model"), remedy=DECODERS)
+    if prefix_of(model.config):
+        raise InputError("model", REFUSAL.format(kind, "its attention reads a learned prefix too"))
     sites = load_sites(checkpoint.folder)
     if sites.names:
         raise InputError(

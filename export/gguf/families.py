@@ -69,7 +69,7 @@ def problem(config: PreTrainedConfig, decodes: bool) -> str | None:
     if not family.embeds and not decodes:
         return f"a {config.model_type} with a head: only language models are written"
     if getattr(config, SHAPE_KEY, None):
-        return "its layers differ in size, as pruning left them, which llama.cpp does not load"
+        return "its layers differ in size or read a learned prefix, which llama.cpp does not load"
     return family.problem(config)
 
 

@@ -12,8 +12,8 @@ The head of a classifier is trained whole, as with adapters (`foundation.trainin
 Afterwards p are rows of the embedding matrix, and the tokenizer puts their ids before every text
 (`foundation.models.inputs.virtual_tokens`): the checkpoint is a stock one. The network of P-tuning is dropped, as in the paper.
 
-Left out: keys and values in every layer (prefix tuning, P-tuning v2), which are no tokens; language models, whose rows are blocks without
-special tokens; several processes.
+Left out: keys and values in every layer, which are no tokens (`foundation.training.prefix_tuning`); language models,
+whose rows are blocks without special tokens; several processes.
 """
 
 from __future__ import annotations
