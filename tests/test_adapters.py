@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ def labelled(name: str, text: str) -> bool:
     return {"always": True, "has_film": "film" in text.split(), "never": False}[name]
 
 
-def written(folder: Path) -> Path:
+def written(folder: Path, names: Sequence[str] = NAMES) -> Path:
     folder.mkdir()
     for seed, (split, count) in enumerate({"train": 120, "test": 60}.items()):
         random = np.random.default_rng(seed)
         texts = [" ".join(random.choice(sentiment.WORDS, random.integers(1, 12))) for _ in range(count)]
-        names = [NAMES[index % 3] for index in range(count)]
-        rows = [{"text": text, "shop": name, "label": int(labelled(name, text))} for text, name in zip(texts, names, strict=True)]
+        asked = [names[index % len(names)] for index in range(count)]
+        rows = [{"text": text, "shop": name, "label": int(labelled(name, text))} for text, name in zip(texts, asked, strict=True)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -119,3 +120,42 @@ def test_a_server_answers_mixed_batches_and_refuses_other_names(tmp_path: Path, 
             with pytest.raises(RequestError) as caught:
                 infer(client, "adapters-int8", wrong)
             assert all(name in str(caught.value) for name in (*NAMES, "plain"))
+
+
+@pytest.mark.slow
+def test_a_hard_gate_sends_each_request_to_the_expert_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe of docs/how-to/adapters.md: shared layers are trained and rounded, then experts in the feed-forward layers of two ids."""
+    from tritonclient.grpc import InferenceServerClient
+
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+    ids, layers = ("has_film", "never"), ["*.intermediate.dense", "*[0-9].output.dense"]
+    experts = {"lora": {"rank": 4, "alpha": 16, "layers": layers}, "epochs": 6, "learning_rate": 0.05}
+    raw = {
+        "name": "gated",
+        "model": {"path": str(sentiment.checkpoint()), "task": TASK, "head": "new"},
+        "data": {"path": str(written(tmp_path / "data", ids)), "columns": {"adapter": "shop"}, "max_length": sentiment.LENGTH},
+        "target": {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1, 4], "sequence_lengths": [8, 16], "threads": 1},
+        "stages": [
+            {"finetune": {"epochs": 2, "learning_rate": 0.003}},
+            {"quantize": {"calibration": {"rows": 64}}},
+            {"adapters": experts},
+            {"export": {}},
+            {"triton_repo": {}},
+        ],
+    }
+    report = run(check(raw), tmp_path / "run", progress=ConsoleProgress("silent")).report
+    last = entry(report, "adapters")
+    assert last["precision"] == "int8"
+    for backend in ("torch", "openvino", "onnxruntime", "triton"):
+        assert sorted(last["adapters"][backend]) == sorted(ids)
+    assert last["adapters"]["torch"]["never"]["value"] == 1.0
+    made = next((tmp_path / "run" / "stages").glob("adapters-*"))
+    prepared = Checkpoint(made).preprocessor(TASK, sentiment.LENGTH, Target(sequence_lengths=(8, 16)))
+    rows = [with_adapter(text, ids[index % 2]) for index, text in enumerate(sentiment.rows(6))]
+    model = load(made)
+    with serve(tmp_path / "run") as server, InferenceServerClient(server.grpc_address) as client:
+        found = infer_rows(client, "adapters-int8", rows).as_numpy("LOGITS")
+        np.testing.assert_allclose(found, predict(model, prepared, rows, 6), atol=1e-3)
+        with pytest.raises(RequestError, match="has_film"):
+            infer(client, "adapters-int8", with_adapter("good", "another_task"))
