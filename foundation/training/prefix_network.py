@@ -10,6 +10,7 @@ Tensor names: k vectors of the prefix, D channels of the model, E channels of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,8 @@ class PrefixNetwork(nn.Module):
 
     def forward(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of a layer, float `[k, E]` each."""
-        inner, tanh, outer = self.transform
+        inner, tanh = self.transform[:2]
+        outer: Any = self.transform[2]
         start, width = 2 * sum(self.widths[:layer]), self.widths[layer]
         rows = slice(start, start + 2 * width)
         both: Tensor = functional.linear(tanh(inner(self.embedding.weight)), outer.weight[rows], outer.bias[rows])
