@@ -42,11 +42,10 @@ class PrefixNetwork(nn.Module):
 
     def forward(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of a layer, float `[k, E]` each."""
-        inner, tanh = self.transform[:2]
         outer: Any = self.transform[2]
         start, width = 2 * sum(self.widths[:layer]), self.widths[layer]
         rows = slice(start, start + 2 * width)
-        both: Tensor = functional.linear(tanh(inner(self.embedding.weight)), outer.weight[rows], outer.bias[rows])
+        both: Tensor = functional.linear(self.transform[:2](self.embedding.weight), outer.weight[rows], outer.bias[rows])
         return both[:, :width], both[:, width:]
 
 
