@@ -3,9 +3,8 @@
 A block is a chain of products Y = X W with X [t, k] and W [k, n]: queries, keys and values as one, the output projection, the first and the
 last matrices of an FFN. Forward, and backward for dX = dY W^T and dW = X^T dY. Elements that each of p devices sends, of all products:
 
-    1-D     W by columns, then by rows; activations whole        (2 + 2 m) h t (p - 1) / p  for each attention and FFN
-            Megatron, https://arxiv.org/abs/1909.08053, has m = 1. Here m is the number of layers that read the activations: three where
-            queries, keys and values are layers of their own. Each of them sums its gradient.
+    1-D     W by columns, then by rows; activations whole        4 h t (p - 1) / p  for each attention and FFN
+            Megatron, https://arxiv.org/abs/1909.08053, section 3
     1-D, sequence   tokens divided between them                  5 h t (p - 1) / p
             https://arxiv.org/abs/2205.05198
     grid    p = r c: r parts of the rows, c of the tokens and of W, which is also divided by r: `mesh: [r, c]`
@@ -20,7 +19,8 @@ last matrices of an FFN. Forward, and backward for dX = dY W^T and dW = X^T dY. 
 Every collective is counted as a ring sends it, the least that is possible: a gather or scatter of n elements among q devices sends
 n (q - 1) / q, a sum twice as many. The papers count trees: log q in place of (q - 1) / q.
 
-Left out: norms and biases, embeddings and heads, and what devices that share the rows send besides.
+Left out: norms and biases, embeddings and heads, what devices that share the rows send besides, and layers with adapters or int8
+arithmetic, each of which sums the gradient of what it reads by itself.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ class Part:
 
     hidden: int
     """Numbers of a token that go in and come out."""
-    readers: int
-    """Layers that read them."""
     products: tuple[Product, ...]
 
 
@@ -80,7 +78,7 @@ def parts_of(model: nn.Module, key: str) -> list[Part]:
         first, last = [model.get_submodule(name) for name in columns], model.get_submodule(row)
         assert isinstance(last, nn.Linear), row
         width = sum(layer.out_features for layer in first if isinstance(layer, nn.Linear))
-        found.append(Part(last.out_features, len(first), (Product(_inputs(first[0]), width), Product(last.in_features, last.out_features))))
+        found.append(Part(last.out_features, (Product(_inputs(first[0]), width), Product(last.in_features, last.out_features))))
     return found
 
 
@@ -92,7 +90,7 @@ def _inputs(layer: nn.Module) -> int:
 
 def one_d(parts: Parts, tokens: int, devices: int) -> float:
     """Returns the elements that a device sends with `tensor: devices`."""
-    return sum((2 + 2 * part.readers) * part.hidden for part in parts) * tokens * _ring(devices)
+    return sum(4 * part.hidden for part in parts) * tokens * _ring(devices)
 
 
 def one_d_sequence(parts: Parts, tokens: int, devices: int, scatter: float = 1.0) -> float:

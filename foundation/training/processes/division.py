@@ -39,7 +39,7 @@ from foundation.models.architecture.shapes import set_counts
 from foundation.models.architecture.split import Split, split_of
 from foundation.models.forward import uses_of_weights
 from foundation.models.layers.token_shares import Group
-from foundation.training.processes.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
+from foundation.training.processes.layer_share import LayerShare, ReadOnce, SharesItself, owner_of, plain, shared_axes, styles_of
 from foundation.training.state import Entry, Gathers, by_bytes
 
 
@@ -196,6 +196,8 @@ def _parallelize(model: nn.Module, split: Split, team: Team) -> None:
         _draw_apart_in([*blocks_of(model, "model").values()], team.tensor_rank)
         return
     for columns_of, last in split.regions:
+        together = [layer for name in columns_of if type(layer := model.get_submodule(name)) is nn.Linear]
+        ReadOnce(mesh).attach(together, model.get_submodule(last))
         _draw_apart([model.get_submodule(name) for name in columns_of], model.get_submodule(last), team.tensor_rank)
 
 

@@ -3,7 +3,10 @@
     columns   the outputs are shared: W_p [O / P, I]. Every process reads the whole input, and has its outputs.
     rows      the inputs are shared: W_p [O, I / P]. Every process reads its inputs; outputs are summed, and the bias is added once.
 
-A plain `nn.Linear` is left to torch (`ColwiseParallel`, `RowwiseParallel`), and so are the two matrices of an adapter:
+A plain `nn.Linear` is left to torch (`ColwiseParallel`, `RowwiseParallel`). Column layers that read one tensor, such as queries, keys and
+values, read it once (`ReadOnce`): their gradients are added in each process, and then summed over processes by one message.
+
+The two matrices of an adapter are left to torch too:
 
     y = x @ W.T + (alpha / r) * (x @ A.T) @ B.T        columns: W, B by outputs, A whole;   rows: W, A by inputs, B whole
 
@@ -16,7 +19,7 @@ A layer with arithmetic of its own (`SharesItself`) cuts its tensors itself and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -100,6 +103,35 @@ class _Read(torch.autograd.Function):
         summed = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
+
+
+class ReadOnce:
+    """Lets plain column layers that read the same tensor turn it into a DTensor together, whose gradient is summed over processes once.
+
+    Args:
+        mesh: The processes that share the layers, of one dimension.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def attach(self, columns: Sequence[nn.Module], row: nn.Module) -> None:
+        """Registers it with column layers, before what torch's style does to their inputs, and with the row layer behind them."""
+        for column in columns:
+            column.register_forward_pre_hook(self._read, prepend=True)
+        row.register_forward_pre_hook(self._forget)
+
+    def _read(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        whole, *rest = inputs
+        if self._seen is None or self._seen[0] is not whole:
+            self._seen = whole, DTensor.from_local(whole, self._mesh, [Replicate()], run_check=False)
+        return self._seen[1], *rest
+
+    def _forget(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._seen = None
 
 
 @runtime_checkable

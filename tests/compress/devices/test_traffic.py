@@ -75,14 +75,14 @@ def cube(t: int, k: int, n: int, q: int) -> tuple[Counter[tuple[int, ...]], list
 def test_two_dimensions_send_what_summa_sends(t: int, k: int, n: int, q: int) -> None:
     received, results = summa(t, k, n, q)
     assert all(torch.allclose(*pair) for pair in results)
-    assert set(received.values()) == {round(traffic.two_d([Part(k, 1, (Product(k, n),))], t, q))}
+    assert set(received.values()) == {round(traffic.two_d([Part(k, (Product(k, n),))], t, q))}
 
 
 @pytest.mark.parametrize(("t", "k", "n", "q"), [(8, 8, 8, 2), (8, 16, 32, 2), (27, 54, 27, 3)])
 def test_three_dimensions_send_what_a_cube_sends(t: int, k: int, n: int, q: int) -> None:
     received, results = cube(t, k, n, q)
     assert all(torch.allclose(*pair) for pair in results)
-    assert set(received.values()) == {round(traffic.three_d([Part(k, 1, (Product(k, n),))], t, q))}
+    assert set(received.values()) == {round(traffic.three_d([Part(k, (Product(k, n),))], t, q))}
 
 
 @pytest.mark.parametrize(("t", "k", "n", "q", "d"), [(8, 4, 8, 2, 2), (24, 6, 12, 2, 3)])
@@ -90,10 +90,10 @@ def test_layers_of_meshes_share_rows_and_sum_gradients(t: int, k: int, n: int, q
     received, _ = summa(t // d, k, n, q)
     gradient = k * n // q**2
     summed = 2 * (d - 1) * gradient / d  # a ring: d - 1 pieces are summed, and d - 1 are handed on
-    assert traffic.two_and_a_half_d([Part(k, 1, (Product(k, n),))], t, q, d) == pytest.approx(received[0, 0] + summed)
+    assert traffic.two_and_a_half_d([Part(k, (Product(k, n),))], t, q, d) == pytest.approx(received[0, 0] + summed)
 
 
-PARTS = [Part(8, 3, (Product(8, 24), Product(8, 8))), Part(8, 1, (Product(8, 32), Product(32, 8)))]
+PARTS = [Part(8, (Product(8, 24), Product(8, 8))), Part(8, (Product(8, 32), Product(32, 8)))]
 """A block with a hidden size of 8."""
 
 
@@ -105,7 +105,7 @@ def ring_sum(numel: int, devices: int) -> float:
 @pytest.mark.parametrize("devices", [2, 4, 6])
 def test_one_dimension_sums_what_a_block_hands_on(devices: int) -> None:
     tokens = 12
-    sums = [tokens * 8] * 6  # after attention and FFN, and of the gradients of queries, keys, values and FFN
+    sums = [tokens * 8] * 4  # after attention and FFN, and of the gradients of what they read
     assert traffic.one_d(PARTS, tokens, devices) == pytest.approx(sum(ring_sum(numel, devices) for numel in sums))
     gathers = [tokens * 8] * 10  # a gather and a scatter in both directions, and a gather more for the gradients of weights
     expected = sum(ring_sum(numel, devices) / 2 for numel in gathers)
@@ -154,14 +154,14 @@ def test_a_shape_pays_where_it_sends_less_than_one_dimension(tokens: int) -> Non
 def test_a_block_is_read_from_its_model(tiny_bert: Path) -> None:
     model: Any = load(tiny_bert)
     found, hidden, neurons = traffic.parts_of(model, "model"), model.config.hidden_size, model.config.intermediate_size
-    attention = Part(hidden, 3, (Product(hidden, 3 * hidden), Product(hidden, hidden)))
-    ffn = Part(hidden, 1, (Product(hidden, neurons), Product(neurons, hidden)))
+    attention = Part(hidden, (Product(hidden, 3 * hidden), Product(hidden, hidden)))
+    ffn = Part(hidden, (Product(hidden, neurons), Product(neurons, hidden)))
     assert found == [attention, ffn] * model.config.num_hidden_layers
 
 
 def test_lines_name_every_shape_and_from_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = traffic.describe(PARTS, 4096, 4, 4)
-    assert "1-D of 4 1.2 MB" in first
+    assert "1-D of 4 786.4 kB" in first
     assert "grid of 2 x 2" in first
     assert "4096 tokens" in first
     pays = traffic.pays_from(PARTS, 4096)

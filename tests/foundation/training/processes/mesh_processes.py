@@ -95,3 +95,20 @@ def compare(rows: int, columns: int) -> None:
             torch.testing.assert_close(
                 division.whole(name, weight.grad), gradients[name], atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
             )
+
+
+def count_sums() -> None:
+    """Counts the sums of a step with `tensor: 2`, in every process; raises an error where one layer sums for itself."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    parallel = Parallel(tensor=2)
+    with joined() as first:
+        features, labels = drawn()
+        shared: Any = divided(model(), parallel.of(first), parallel, "model").model
+        depth = shared.config.num_hidden_layers
+        with CommDebugMode() as counted:
+            loss = nn.functional.cross_entropy(shared(**features).logits, labels)
+            forward = counted.get_total_counts()
+            loss.backward()
+        # each attention and each FFN has one sum forward, and one backward
+        assert (forward, counted.get_total_counts()) == (2 * depth, 4 * depth), counted.get_comm_counts()

@@ -33,6 +33,10 @@ def test_logits_and_gradients_of_eight_are_those_of_one_process(rows: int, colum
     in_ranks(rows * columns, mesh_processes.compare, rows, columns)
 
 
+def test_queries_keys_and_values_sum_the_gradient_of_what_they_read_once() -> None:
+    in_ranks(2, mesh_processes.count_sums)
+
+
 def test_a_mesh_sets_how_processes_share_layers() -> None:
     given = Parallel(mesh=(2, 4))
     assert given.of(Team(5, 8)) == Team(5, 8, "fsdp2", 4, 1, True)
