@@ -96,6 +96,8 @@ class Binary:
     """The same of the way through the hot loop with the fewest instructions."""
     ending: Counter[str]
     """The same of what follows the last matrix instruction: how the outputs are ended and stored. Empty if there is none."""
+    code: tuple[str, ...] = ()
+    """Lines of the machine code, as `nvdisasm` prints them."""
 
     @property
     def spills(self) -> int:
@@ -168,6 +170,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
         hot_loop=Counter(loop.names),
         shortest_pass=Counter(_shortest_pass(loop)),
         ending=_ending(lines),
+        code=tuple(lines),
     )
 
 
@@ -177,7 +180,7 @@ def _source(launch: Launch) -> ASTSource:
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[object]]] = {}
     for at, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
+        value = launch.given[parameter.name]
         if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
             continue

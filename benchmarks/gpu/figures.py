@@ -5,7 +5,8 @@
     python -m benchmarks.gpu.figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
     python -m benchmarks.gpu.figures FILE --only rivals    BERT-large against torch eager, compiled, on packed rows, and torchao
     python -m benchmarks.gpu.figures FILE --only decoders    GPT-2 in int8, reading texts and adding a token to each, against torch
-    python -m benchmarks.gpu.figures FILE --only rivals --rehearse    either of both of a tiny model on a CPU, with TRITON_INTERPRET=1
+    python -m benchmarks.gpu.figures FILE --only launches    BERT-large with plain and with dependent launches, and every kernel with both
+    python -m benchmarks.gpu.figures FILE --only rivals --rehearse    any of these three of a tiny model on a CPU, with TRITON_INTERPRET=1
 
 FILE (JSON) holds `checked`. Where times are taken, it also holds `device`, `versions`, `peak`, `kernels`, `sparse` (from `measurements`),
 `packed` (from `squad`) and `shapes` (from `against_torch`). What failed has a `reason`.
@@ -25,7 +26,7 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.gpu import decoder_rivals, rivals
+from benchmarks.gpu import decoder_rivals, launch_kinds, rivals
 from benchmarks.gpu.against_torch import compare_with_torch
 from benchmarks.gpu.cases import EVERY
 from benchmarks.gpu.gelu import gelu_figures
@@ -37,10 +38,11 @@ from benchmarks.gpu.timing import OnGpu, OnHost
 from export.fused.graphs import Recording, record_on_gpu
 from export.fused.tuning import tuner
 from foundation.artifacts.artifact import write_json
+from foundation.core.errors import InputError
 from foundation.core.named import one_of
 
-REHEARSED = ("rivals", "decoders")
-"""Comparisons with torch, which a CPU can rehearse."""
+REHEARSED = ("rivals", "decoders", "launches")
+"""What a CPU can rehearse."""
 
 
 def figures() -> dict[str, Any]:
@@ -100,6 +102,19 @@ def against(which: str, rehearsed: bool) -> dict[str, Any]:
     return {**found, "versions": versions, "verdicts": [{**asdict(line), "verdict": line.word} for line in verdicts]}
 
 
+def launches(rehearsed: bool) -> dict[str, Any]:
+    """Returns what `launch_kinds` measures, and prints it."""
+    if rehearsed:
+        machine = Machine(torch.device("cpu"), Once, lambda: None, dtype=torch.float32)
+        found = {"device": "cpu, a rehearsal", **launch_kinds.rehearsed(machine, OnHost())}
+    else:
+        device = torch.device("cuda")
+        machine = Machine(device, record_on_gpu, torch.cuda.synchronize, tuner(device))
+        found = {"device": torch.cuda.get_device_name(), **launch_kinds.on_gpu(machine, OnGpu())}
+    print(launch_kinds.table(found))
+    return {**found, "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}}
+
+
 def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
     """Returns the int8 peak in tera-operations per second: `published` (None where the GPU is not in the table), `measured`, `source`."""
     source = f"data sheet of {peaks.name}" if peaks is not None else "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
@@ -126,6 +141,8 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
 def _measured(options: argparse.Namespace, device: str) -> dict[str, Any]:
     if options.check:
         return {"checked": checked(device)}
+    if options.only == "launches":
+        return launches(options.rehearse)
     if options.only in REHEARSED:
         return against(options.only, options.rehearse)
     return gelu_alone() if options.only == "gelu" else figures()
@@ -152,7 +169,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.only is not None and options.check:
         print("figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
         return 2
-    write_json(options.file, _measured(options, "cpu" if interprets else "cuda"))
+    try:
+        write_json(options.file, _measured(options, "cpu" if interprets else "cuda"))
+    except InputError as error:
+        print(f"figures: {'; '.join(error.lines)}", file=sys.stderr)
+        return 2
     return 0
 
 

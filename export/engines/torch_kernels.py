@@ -18,6 +18,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ from foundation.standalone.preprocess import Preprocessor
 if TYPE_CHECKING:
     from export.choices import FloatPrecision, FloatSetting
     from export.fused.decoder.plan import DecoderPlan
+    from export.fused.graphs import Record
+    from export.fused.launches import Launches, Passes
     from export.fused.layers import Probe
     from export.fused.library_attention import Time
     from export.fused.plan import Plan
@@ -75,6 +78,7 @@ def float_part(setting: FloatSetting) -> FloatPrecision:
 
 def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the plan; yields the one mode, in fp32 and where asked for in fp16 too."""
+    from export.fused.compared_launches import passes
     from export.fused.parts import UNLIMITED, plan_of
     from export.fused.plan import write_plan
 
@@ -87,8 +91,11 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
     floats = dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else [])))
-    if "fp16" in floats and request.target.device == "cuda" and absence("cuda") is None and not interprets():
-        plan = with_attention(plan, request)
+    if request.target.device == "cuda" and absence("cuda") is None and not interprets():
+        if "fp16" in floats:
+            plan = with_attention(plan, request)
+        chosen = launches_of(request, plan.longest, "fp16" if "fp16" in floats else "fp32", partial(passes, plan))
+        plan = replace(plan, launches=chosen)
     write_plan(plan, path)
     for floating in floats:
         yield request.entry(MODE, [path], float_precision=floating, integer_weights=plan.integer_share, properties={})
@@ -116,6 +123,38 @@ def with_attention(plan: Plan, request: BuildRequest, time: Time | None = None) 
     told = "; ".join(f"{length} tokens: ours {ms['packed']:.3f} ms, torch's {ms['varlen']:.3f} ms" for length, ms in times.items())
     request.log(f"{request.engine}: attention by {OWNERS[kernel]} kernel in fp16 ({told})")
     return replace(plan, attention=kernel, attention_ms=times)
+
+
+def launches_of(
+    request: BuildRequest, longest: int, floating: str, passes: Passes, time: Time | None = None, record: Record | None = None
+) -> Launches:
+    """Returns the faster kind of launches on the device of the target, plain or dependent, with the times of both.
+
+    Args:
+        request: Gives device, lengths and batch sizes, and takes the choice as a line.
+        longest: Most tokens that the model reads.
+        floating: What is float while the times are taken: fp16 or fp32.
+        passes: Yields what is compared.
+        time: Takes the times; None: the GPU.
+        record: Records a pass; None: as a CUDA graph.
+    """
+    from export.fused import launches
+    from export.fused.graphs import record_on_gpu
+    from export.fused.runner import DTYPES
+    from export.fused.tuning import tuner, work_on_gpu
+
+    device = torch.device(request.target.device)
+    why = launches.refusal(device)
+    if why is not None:
+        chosen = launches.Launches(reason=f"dependent ones do not run: {why}")
+    else:
+        lengths = sorted({min(length, longest) for length in request.buckets} or {longest})
+        shapes = [(rows, length) for rows in sorted(set(request.target.batch_sizes)) for length in lengths]
+        with torch.inference_mode():
+            compared = passes(device, DTYPES[floating], shapes, tuner(device), record_on_gpu if record is None else record)
+            chosen = launches.fastest(compared, work_on_gpu if time is None else time)
+    request.log(f"{request.engine}: launches: {chosen.line}")
+    return chosen
 
 
 def nodes_of(model: Path) -> dict[str, dict[str, str]]:
@@ -180,6 +219,10 @@ class TorchKernels:
             elif product in ATTENTION_PRODUCTS:
                 told[gemm] = rest
         return told
+
+    def reported(self) -> dict[str, str]:
+        """Returns how kernels are launched, where that was chosen by times."""
+        return self._runner.plan.launches.reported
 
     def placement(self) -> Placement:
         """Returns the device of the weights and what runs the kernels there."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from export.engines import torch_kernels
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement, last_tokens_of
-from export.engines.torch_kernels import ATTENTION_PRODUCTS, MODE, float_part, nodes_of, probed_tensors
+from export.engines.torch_kernels import ATTENTION_PRODUCTS, MODE, float_part, launches_of, nodes_of, probed_tensors
 from export.engines.writing import Writing
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.arrays import Array, Features
@@ -70,6 +71,7 @@ def rounding(scheme: SchemeFacts) -> Rounding | None:
 
 def build(request: BuildRequest) -> Iterator[exported.Engine]:
     """Writes the folder of the engine; yields its one mode, in fp32 and where asked for in fp16 too."""
+    from export.fused.decoder.compared_launches import passes
     from export.fused.decoder.parts import decoder_plan
     from export.fused.decoder.plan import write_decoder
     from export.generation.genai_folder import write_generation_config
@@ -86,12 +88,16 @@ def build(request: BuildRequest) -> Iterator[exported.Engine]:
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
+    floats = dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else [])))
+    if request.target.device == "cuda" and absence("cuda") is None and not torch_kernels.interprets():
+        chosen = launches_of(request, plan.longest, "fp16" if "fp16" in floats else "fp32", partial(passes, plan))
+        plan = replace(plan, launches=chosen)
     with writing(folder) as temporary:
         write_decoder(plan, temporary / FILE)
         shutil.copyfile(request.checkpoint.folder / "config.json", temporary / "config.json")
         write_text_files(request.checkpoint, temporary)
         write_generation_config(request.checkpoint, temporary)
-    for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):
+    for floating in floats:
         facts = {"cache_precision": floating, "integer_weights": plan.integer_share, "reads": plan.reads(2 if floating == "fp16" else 4)}
         yield request.entry(MODE, [folder / FILE], float_precision=floating, properties={}, **facts)
 
@@ -137,8 +143,8 @@ class TorchKernelsDecoder:
         return told | {gemm: rest for gemm in gemms if gemm not in told and gemm.rpartition("/")[2] in ATTENTION_PRODUCTS}
 
     def reported(self) -> dict[str, str]:
-        """Returns the type of keys and values."""
-        return {"keys and values": self._runner.float_precision}
+        """Returns the type of keys and values, and how kernels are launched, where that was chosen by times."""
+        return {"keys and values": self._runner.float_precision, **self._runner.plan.launches.reported}
 
     def placement(self) -> Placement:
         """Returns the device of the weights and what runs the kernels there."""

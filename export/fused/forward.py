@@ -61,7 +61,7 @@ class Encoder(Layers):
     """
 
     def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype = torch.float32, tiles: Tiles | None = None) -> None:
-        super().__init__(dtype, tiles)
+        super().__init__(dtype, tiles, plan.launches.on(device))
         self.plan, self.device = plan.to(device), device
         self._keep: Keep = "sum" if plan.pre_norm else "norm"
         self._tables = {name: table.to(dtype) for name, table in self.plan.tables.items()}
@@ -99,7 +99,7 @@ class Encoder(Layers):
         if pooling == "last":
             return states_TI.index_select(0, (rows.start[1:] - 1).clamp(min=0)).float()
         pooled_BI = torch.empty(rows.sequences, states_TI.shape[1], device=states_TI.device)
-        pooling_kernel.launch(states_TI, rows.start, pooling, pooled_BI).run()
+        self._run(pooling_kernel.launch(states_TI, rows.start, pooling, pooled_BI))
         return pooled_BI
 
     def states(self, rows: Rows) -> Tensor:
@@ -135,7 +135,7 @@ class Encoder(Layers):
         ids = {"kind": rows.kind, "position": rows.position}
         kind, position = ((ids[name], tables[name]) if name in tables else None for name in ids)
         lookups = (rows.word, tables["word"]), kind, position
-        embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, kept, self._keep).run()
+        self._run(embedding.launch(lookups, self.plan.norm, codes, 1.0 if scale is None else scale, kept, self._keep))
         if self._keep == "norm":
             return States(kept, codes, scale), kept
         return self._read(kept, self.plan.norm, readers, codes, scale), kept
@@ -161,13 +161,13 @@ class Encoder(Layers):
             if scale is None:
                 return attended.flatten(1)
             codes = torch.empty_like(attended, dtype=torch.int8)
-            quantize.tensor_launch(attended, scale, codes).run()
+            self._run(quantize.tensor_launch(attended, scale, codes))
             return codes.flatten(1)
         query_THD = parts[0]
         make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
         out_THD = make(query_THD.shape, dtype=self.dtype if scale is None else torch.int8, device=query_THD.device)
         lengths = [self.plan.longest] * rows.sequences  # not the rows' own: the tiles have to be the same for all
-        attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD, self.plan.relative).run()
+        self._run(attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD, self.plan.relative))
         return out_THD.flatten(1)
 
     def _projected(self, number: int, states: States) -> tuple[Tensor, Tensor, Tensor]:

@@ -86,11 +86,15 @@ class Graphs:
         size = smallest(self._sizes, len(rows.word), rows.sequences)
         if size is None:
             return self._forward(rows.to(self._device))
+        return self.loaded(rows, size).replay()[: rows.sequences]
+
+    def loaded(self, rows: Rows, size: Size) -> Recording:
+        """Returns the recording of a size, whose inputs hold rows of the CPU that fit it."""
         given = filled(rows, size.tokens, size.sequences)
         inputs, recording = self._recording(size, given)
         for name, tensor in given.tensors.items():
             getattr(inputs, name).copy_(tensor, non_blocking=True)
-        return recording.replay()[: rows.sequences]
+        return recording
 
     def prepare(self, row: Rows) -> None:
         """Records every size, so that no batch waits for that.

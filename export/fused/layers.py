@@ -24,6 +24,7 @@ from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
+from export.kernels.launch import Launch
 from export.kernels.norm import Keep, Norm
 from export.kernels.qkv import Heads, Rotary
 
@@ -97,11 +98,16 @@ class Layers:
     Args:
         dtype: Type of what is float between them: float32 or float16.
         tiles: Chooses the tiles of dense GEMMs; None for those by the number of rows.
+        dependent: Whether kernels start before the kernel before them is complete (`export.kernels.dependent_launch`).
     """
 
-    def __init__(self, dtype: torch.dtype, tiles: Tiles | None) -> None:
-        self.dtype, self._tiles = dtype, tiles
+    def __init__(self, dtype: torch.dtype, tiles: Tiles | None, dependent: bool) -> None:
+        self.dtype, self._tiles, self.dependent = dtype, tiles, dependent
         self._probes: dict[str, Probe] | None = None
+
+    def _run(self, launch: Launch) -> None:
+        """Launches a kernel of a pass."""
+        replace(launch, dependent=self.dependent).run()
 
     def _linear(self, layer: Linear, states: States, activation: Activation = "none", reader: Linear | None = None) -> States:
         """Returns the outputs of a layer; as codes where it is int8 and the layer that reads them reads codes of one scale."""
@@ -112,9 +118,9 @@ class Layers:
             x = states.float_states
             out_TO = x.new_empty(len(x), layer.outputs)
             if isinstance(layer, Int4Linear):
-                w4a16.launch(x, layer.weight, out_TO, activation).run()
+                self._run(w4a16.launch(x, layer.weight, out_TO, activation))
             else:
-                w8a16.launch(x, layer.weight, out_TO, activation).run()
+                self._run(w8a16.launch(x, layer.weight, out_TO, activation))
             return States(out_TO)
         codes, given = self._codes(layer, states)
         self._note(layer, states, codes, given)
@@ -137,7 +143,7 @@ class Layers:
         def product(scale: float | None) -> Tensor:
             output = Output(activation, self.dtype, scale)
             out = torch.empty(len(codes), gate.outputs, dtype=output.stored, device=codes.device)
-            gated.launch(codes, given, *weights, output, out).run()
+            self._run(gated.launch(codes, given, *weights, output, out))
             return out
 
         return self._coded(product, one_scale(block.down))
@@ -158,9 +164,9 @@ class Layers:
         codes = torch.empty_like(x, dtype=torch.int8)
         if layer.input_scale is None:
             scales = torch.empty(len(x), 1, device=x.device)
-            quantize.token_launch(x, codes, scales).run()
+            self._run(quantize.token_launch(x, codes, scales))
             return codes, scales
-        quantize.tensor_launch(x, layer.input_scale, codes).run()
+        self._run(quantize.tensor_launch(x, layer.input_scale, codes))
         return codes, layer.input_scale
 
     def _product(self, layer: Int8Linear, codes_TI: Tensor, scale: float | Tensor, output: Output) -> Tensor:
@@ -168,10 +174,10 @@ class Layers:
         weight = layer.weight
         out_TO = torch.empty(len(codes_TI), layer.outputs, dtype=output.stored, device=codes_TI.device)
         if isinstance(weight, SparseWeight):
-            block_sparse.launch(codes_TI, scale, weight, output, out_TO).run()
+            self._run(block_sparse.launch(codes_TI, scale, weight, output, out_TO))
         else:
             tile = None if self._tiles is None else self._tiles(codes_TI, weight, output)
-            gemm.launch(codes_TI, scale, weight, output, out_TO, tile).run()
+            self._run(gemm.launch(codes_TI, scale, weight, output, out_TO, tile))
         return out_TO
 
     def _in_float32(self, layer: Int8Linear, states: States) -> Tensor:
@@ -210,7 +216,7 @@ class Layers:
             key, value = made(1), made(2)
         else:
             key, value, slots = memory
-        qkv.launch(codes_TI, scale, weight, heads, rotary, (query, key, value), slots).run()
+        self._run(qkv.launch(codes_TI, scale, weight, heads, rotary, (query, key, value), slots))
         for layer in layers:
             self._note(layer, states, codes_TI, scale)
         return query, key, value
@@ -228,7 +234,7 @@ class Layers:
         """Returns the norm of a sum for the layers that read it, and what the next sum adds: the norm, or the sum (pre-norm)."""
         wanted, kept = scale_read_by(readers), torch.empty_like(x_TI)
         codes, scale = codes_like(x_TI, wanted)
-        norm.launch(x_TI, residual_TI, layer, codes, 1.0 if scale is None else scale, kept, keep).run()
+        self._run(norm.launch(x_TI, residual_TI, layer, codes, 1.0 if scale is None else scale, kept, keep))
         if keep == "norm":
             return States(kept, codes, scale), kept
         return self._read(kept, layer, readers, codes, scale), kept
@@ -239,7 +245,7 @@ class Layers:
         if codes is not None and self._probes is None and all(states.codes_for(scale_of(reader)) for reader in readers):
             return states
         floats = torch.empty_like(sum_TI)  # something reads them: the head, a float layer, one with another scale
-        norm.launch(sum_TI, None, layer, None, 1.0, floats, "norm").run()
+        self._run(norm.launch(sum_TI, None, layer, None, 1.0, floats, "norm"))
         return States(floats, codes, scale)
 
 

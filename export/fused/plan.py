@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from export.fused.files import read_file, write_file
+from export.fused.launches import Launches
 from export.fused.linears import (
     Linear,
     document_of,
@@ -189,6 +190,8 @@ class Plan:
     """What computes attention where the float part is float16: our kernel, or torch's (`library_attention`). In float32 it is ours."""
     attention_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Times of both on the GPU of the build, in milliseconds by tokens of a row; empty where they were not compared."""
+    launches: Launches = field(default_factory=Launches)
+    """How its kernels are launched."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -243,6 +246,7 @@ def write_plan(plan: Plan, path: Path) -> None:
         "head": _head_document(plan.head),
         "nodes": {name: dict(node) for name, node in plan.nodes.items()},
         "attention_ms": {length: dict(times) for length, times in plan.attention_ms.items()},
+        "launches": plan.launches.document,
         "patches": None if plan.patches is None else _patches_document(plan.patches),
     }
     write_file(path, KIND, document, tensors)
@@ -273,6 +277,7 @@ def plan_from(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Pla
         patches=None if patches is None else Patches(linear_from(patches, tensors), *(int(patches[key]) for key in SIDES)),
         relative=tensors.get("relative"),
         attention_ms=document["attention_ms"],
+        launches=Launches(**document.get("launches", {})),  # plans of before have none
     )
 
 

@@ -54,6 +54,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import exp2_approximate
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_step, power_of_two
 
@@ -151,8 +152,10 @@ def packed_attention_kernel(
     q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, bias: tl.pointer_type,
     farthest: tl.tensor, factor: tl.tensor, out_scale: tl.tensor, heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, LAZY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of queries of one head of one sequence."""
+    wait_for_inputs(DEPENDENT)
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, end = tl.load(start + sequence), tl.load(start + sequence + 1)
     length = end - first

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.epilogue import Output, check_outputs, finished, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor
 from foundation.core.errors import InputError
@@ -150,9 +151,10 @@ def block_sparse_gemm_kernel(
     codes: tl.pointer_type, start: tl.pointer_type, column: tl.pointer_type,
     weight_scale: tl.pointer_type, bias: tl.pointer_type, out: tl.pointer_type, out_scale: tl.tensor,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
-    TILE_N: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
+    TILE_N: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of rows and one strip of outputs."""
+    wait_for_inputs(DEPENDENT)
     tile_n, strip = tl.program_id(0), tl.program_id(1)
     n, side = tl.arange(0, TILE_N), tl.arange(0, SIDE)
     first_n = tile_n.to(tl.int64) * TILE_N

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels import norm as norms
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.launch import Cost, Launch, bytes_of, check_step, power_of_two
 from export.kernels.norm import Keep, Norm, normalized, stored_codes
 
@@ -71,8 +72,10 @@ def embed_quantize_kernel(
     position_id: tl.pointer_type, position: tl.pointer_type, gain: tl.pointer_type, bias: tl.pointer_type, eps: tl.tensor,
     codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor, kept: tl.pointer_type,
     inputs: tl.tensor, length: tl.tensor, CENTRED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one token."""
+    wait_for_inputs(DEPENDENT)
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, inside = token * inputs, at < inputs
     id = tl.load(word_id + token)

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import activated, share_logistic
+from export.kernels.dependent_launch import prefetch_rows, wait_for_inputs
 from export.kernels.epilogue import Int8Weight, Output, rescaled
 from export.kernels.gemm import STRIP, Tile, tile_at
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
@@ -68,9 +69,14 @@ def int8_gated_kernel(
     up: tl.pointer_type, up_scale: tl.pointer_type, up_bias: tl.pointer_type, out: tl.pointer_type, out_scale: tl.tensor,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr,
     TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
     tile_n, tile_o = tile_at(tl.program_id(0), rows, outputs, TILE_N, TILE_O, STRIP)
+    if DEPENDENT:
+        prefetch_rows(gate, tile_o * TILE_O, outputs, inputs, TILE_O)
+        prefetch_rows(up, tile_o * TILE_O, outputs, inputs, TILE_O)
+    wait_for_inputs(DEPENDENT)
     n, o, i = tl.arange(0, TILE_N), tl.arange(0, TILE_O), tl.arange(0, TILE_I)
     # Past the end the last row is read again, which needs no mask; the copies are not stored.
     inside_n, inside_o = tl.minimum(n, rows - 1 - tile_n * TILE_N), tl.minimum(o, outputs - 1 - tile_o * TILE_O)

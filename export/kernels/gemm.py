@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.dependent_launch import prefetch_rows, wait_for_inputs
 from export.kernels.epilogue import Int8Weight, Output, finished, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
 
@@ -112,9 +113,13 @@ def int8_gemm_kernel(
     out: tl.pointer_type, out_scale: tl.tensor,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
     TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr, HALVES: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    PERSISTENT: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output, or one after another."""
+    if DEPENDENT:
+        _, first_o = tile_at(tl.program_id(0), rows, outputs, TILE_N, TILE_O, STRIP)
+        prefetch_rows(weight, first_o * TILE_O, outputs, inputs, TILE_O)
+    wait_for_inputs(DEPENDENT)
     if PERSISTENT:
         tiles = tl.cdiv(rows, TILE_N) * tl.cdiv(outputs, TILE_O)
         for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):

@@ -49,16 +49,23 @@ class Launch:
     """Warps of a program."""
     num_stages: int = 3
     """Stages of the software pipeline of loads."""
+    dependent: bool = False
+    """Whether it may start before the kernel before it is complete (`dependent_launch`)."""
 
     @property
     def options(self) -> dict[str, int | bool]:
-        """Compiler options. No fused multiply-add: the references round after each multiplication and after each addition."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
+        """Options of compiler and launch. No fused multiply-add: the references round after each multiplication and each addition."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False, "launch_pdl": self.dependent}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments with DEPENDENT, which every kernel has."""
+        return {**self.arguments, "DEPENDENT": self.dependent}
 
     def run(self) -> None:
         """Launches the kernel on the device of its tensors."""
         if 0 not in self.grid:  # a grid without programs is an error on the GPU; there is nothing to compute
-            self.kernel[self.grid](**self.arguments, **self.options)
+            self.kernel[self.grid](**self.given, **self.options)
 
 
 def unit_of(x: Tensor) -> Unit:

@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_step, check_tensor, power_of_two
 from export.kernels.rounding import int8_codes, scale_of_largest
 from foundation.core.errors import InputError
@@ -126,8 +127,10 @@ def norm_quantize_kernel(
     x: tl.pointer_type, residual: tl.pointer_type, gain: tl.pointer_type, bias: tl.pointer_type, eps: tl.tensor,
     codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor, kept: tl.pointer_type,
     inputs: tl.tensor, length: tl.tensor, CENTRED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one row."""
+    wait_for_inputs(DEPENDENT)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, inside = row * inputs, at < inputs
     h = tl.load(x + first + at, inside, other=0.0).to(tl.float32)

@@ -31,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import exp2_approximate
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_step, power_of_two, unit_of
 
@@ -113,9 +114,10 @@ def paged_attention_kernel(
     out: tl.pointer_type, largest_out: tl.pointer_type, total_out: tl.pointer_type, factor: tl.tensor, out_scale: tl.tensor,
     heads: tl.tensor, key_heads: tl.tensor, width: tl.tensor, spans: tl.tensor,
     SLOTS: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPAN: tl.constexpr, TILE_K: tl.constexpr,
+    SPAN: tl.constexpr, TILE_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: a new token, a head of keys, a span of keys."""
+    wait_for_inputs(DEPENDENT)
     row, key_head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     keys_seen = tl.load(length + row)
     first = span * SPAN
@@ -156,9 +158,10 @@ def paged_attention_kernel(
 def combined_kernel(
     parts: tl.pointer_type, largest_of: tl.pointer_type, total_of: tl.pointer_type, length: tl.pointer_type, out: tl.pointer_type,
     factor: tl.tensor, out_scale: tl.tensor, heads: tl.tensor, spans: tl.tensor,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SPAN: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SPAN: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: a head of a new token."""
+    wait_for_inputs(DEPENDENT)
     row, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK_D)
     part, inside = (row.to(tl.int64) * heads + head) * spans, d < D
     largest, total = tl.load(largest_of + part), tl.load(total_of + part)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
 
 Weights = Literal["mean", "weighted"]
@@ -52,9 +53,10 @@ def launch(x_TI: Tensor, start_B: Tensor, weights: Weights, out_BI: Tensor) -> L
 @triton.jit
 def pool_kernel(
     x: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, inputs: tl.tensor,
-    WEIGHTED: tl.constexpr, TILE_T: tl.constexpr, TILE_I: tl.constexpr,
+    WEIGHTED: tl.constexpr, TILE_T: tl.constexpr, TILE_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, some columns of one sequence."""
+    wait_for_inputs(DEPENDENT)
     sequence, tile = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(start + sequence), tl.load(start + sequence + 1)
     length = end - first

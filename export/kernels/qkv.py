@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from export.kernels.dependent_launch import prefetch_rows, wait_for_inputs
 from export.kernels.epilogue import Int8Weight, rescaled, stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_step, power_of_two
 from foundation.core.errors import InputError
@@ -146,9 +147,13 @@ def int8_qkv_kernel(
     q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, slots: tl.pointer_type, query_scale: tl.tensor, key_scale: tl.tensor,
     rows: tl.tensor, inputs: tl.tensor, query_heads: tl.tensor, key_heads: tl.tensor,
     HALF: tl.constexpr, TILE_O: tl.constexpr, TILE_N: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, some rows of one head."""
     tile_n, head = tl.program_id(0), tl.program_id(1)
+    if DEPENDENT:
+        prefetch_rows(weight, head * (2 * HALF), (query_heads + 2 * key_heads) * (2 * HALF), inputs, 2 * TILE_O)
+    wait_for_inputs(DEPENDENT)
     n, i = tl.arange(0, TILE_N), tl.arange(0, TILE_I)
     h = tl.arange(0, TILE_O) if HALF == TILE_O else tl.minimum(tl.arange(0, TILE_O), HALF - 1)
     inside_n = tl.minimum(n, rows - 1 - tile_n * TILE_N)  # past the end the last row is read again and not stored

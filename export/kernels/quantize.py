@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels import norm
+from export.kernels.dependent_launch import wait_for_inputs
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_step, power_of_two
 from export.kernels.rounding import int8_codes, scale_of_largest
 from foundation.core.errors import InputError
@@ -52,9 +53,10 @@ def token_launch(x_NI: Tensor, codes_NI: Tensor, scale_N: Tensor) -> Launch:
 
 @triton.jit
 def quantize_token_kernel(
-    x: tl.pointer_type, codes: tl.pointer_type, scales: tl.pointer_type, inputs: tl.tensor, BLOCK: tl.constexpr
+    x: tl.pointer_type, codes: tl.pointer_type, scales: tl.pointer_type, inputs: tl.tensor, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ) -> None:
     """One program, one token; it stays in registers."""
+    wait_for_inputs(DEPENDENT)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     values = tl.load(x + row * inputs + at, at < inputs, other=0.0).to(tl.float32)
     scale = scale_of_largest(tl.max(tl.abs(values), 0))
@@ -63,8 +65,11 @@ def quantize_token_kernel(
 
 
 @triton.jit
-def quantize_tensor_kernel(x: tl.pointer_type, codes: tl.pointer_type, scale: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
+def quantize_tensor_kernel(
+    x: tl.pointer_type, codes: tl.pointer_type, scale: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+) -> None:
     """One program, one block of the tensor."""
+    wait_for_inputs(DEPENDENT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     values = tl.load(x + at, inside, other=0.0).to(tl.float32)

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import Activation, activated
+from export.kernels.dependent_launch import prefetch_rows, wait_for_inputs
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, unit_of
 from foundation.core.errors import InputError
 
@@ -112,10 +113,13 @@ def w4a16_gemm_kernel(
     x: tl.pointer_type, packed: tl.pointer_type, scale: tl.pointer_type, zero_point: tl.pointer_type, bias: tl.pointer_type,
     out: tl.pointer_type, rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, num_bytes: tl.tensor, groups: tl.tensor,
     GROUP: tl.constexpr, SHARED: tl.constexpr, ACTIVATION: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
     tile_n, tile_o = tl.program_id(0), tl.program_id(1)
+    if DEPENDENT:
+        prefetch_rows(packed, tile_o * TILE_O, outputs, num_bytes, TILE_O)
+    wait_for_inputs(DEPENDENT)
     n, o, i, p = tl.arange(0, TILE_N), tl.arange(0, TILE_O), tl.arange(0, TILE_I), tl.arange(0, TILE_I // 2)
     inside_n, inside_o = tl.minimum(n, rows - 1 - tile_n * TILE_N), tl.minimum(o, outputs - 1 - tile_o * TILE_O)
     first_o = tile_o.to(tl.int64) * TILE_O

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.activation_codes import Activation, activated
+from export.kernels.dependent_launch import prefetch_rows, wait_for_inputs
 from export.kernels.epilogue import Int8Weight
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor, unit_of
 
@@ -62,10 +63,13 @@ def launch(x_NI: Tensor, weight: Int8Weight, out_NO: Tensor, activation: Activat
 def w8a16_gemm_kernel(
     x: tl.pointer_type, codes: tl.pointer_type, scale: tl.pointer_type, bias: tl.pointer_type, out: tl.pointer_type,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
     tile_n, tile_o = tl.program_id(0), tl.program_id(1)
+    if DEPENDENT:
+        prefetch_rows(codes, tile_o * TILE_O, outputs, inputs, TILE_O)
+    wait_for_inputs(DEPENDENT)
     n, o, i = tl.arange(0, TILE_N), tl.arange(0, TILE_O), tl.arange(0, TILE_I)
     # Past the end the last row is read again, which needs no mask; the copies are not stored.
     inside_n, inside_o = tl.minimum(n, rows - 1 - tile_n * TILE_N), tl.minimum(o, outputs - 1 - tile_o * TILE_O)

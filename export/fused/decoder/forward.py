@@ -53,7 +53,7 @@ class Decoder(Layers):
     """
 
     def __init__(self, plan: DecoderPlan, device: torch.device, dtype: torch.dtype = torch.float32, tiles: Tiles | None = None) -> None:
-        super().__init__(dtype, tiles)
+        super().__init__(dtype, tiles, plan.launches.on(device))
         self.plan, self.device = plan.to(device), device
         self._word = self.plan.word.of(dtype)
         self._tied = None if self._word.scale is None else Int8FloatLinear(plan.head_name, Int8Weight(self._word.rows, self._word.scale))
@@ -113,7 +113,7 @@ class Decoder(Layers):
             return self._in_float32(head, States(x_TI))
         if isinstance(head, Int8FloatLinear):
             logits_TV = torch.empty(len(x_TI), head.outputs, device=x_TI.device)
-            w8a16.launch(x_TI, head.weight, logits_TV).run()
+            self._run(w8a16.launch(x_TI, head.weight, logits_TV))
             return logits_TV
         return self._linear(head, States(x_TI)).float_states.float()
 
@@ -137,7 +137,7 @@ class Decoder(Layers):
         codes, scale = codes_like(residual, scale_read_by(first.projections))
         lookups = (word, self._word.rows), None, None if self._position is None else (position, self._position)
         given = 1.0 if scale is None else scale
-        embedding.launch(lookups, first.attention_norm, codes, given, residual, "sum", self._word.scale).run()
+        self._run(embedding.launch(lookups, first.attention_norm, codes, given, residual, "sum", self._word.scale))
         return self._read(residual, first.attention_norm, first.projections, codes, scale), residual
 
     def _attended(self, number: int, states: States, rotary: Rotary | None, rows: Rows, kept: tuple[Tensor, Cache] | None = None) -> States:
@@ -154,7 +154,7 @@ class Decoder(Layers):
             make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
             out_THD = make(parts[0].shape, dtype=self.dtype if scale is None else torch.int8, device=parts[0].device)
             scores = Scores(block.scaling, causal=True, out_scale=scale)
-            attention.launch(parts, rows.start, lengths, scores, out_THD).run()
+            self._run(attention.launch(parts, rows.start, lengths, scores, out_THD))
             return out_THD.flatten(1)
 
         return self._coded(attend, one_scale(block.out))
@@ -173,7 +173,7 @@ class Decoder(Layers):
         def attend(scale: float | None) -> Tensor:
             out_NHD = torch.empty_like(query, dtype=self.dtype if scale is None else torch.int8)
             for launch in paged_attention.launches(query, cache.pages(number, new), block.scaling, out_NHD, scale):
-                launch.run()
+                self._run(launch)
             return out_NHD.flatten(1)
 
         return self._coded(attend, one_scale(block.out))

@@ -15,7 +15,7 @@ Shape suffixes: I inputs, V rows of a table, L tokens, D dimension of a head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from export.fused.files import Document, read_file, write_file
+from export.fused.launches import Launches
 from export.fused.linears import (
     FloatLinear,
     Linear,
@@ -108,6 +109,8 @@ class DecoderPlan:
     """Path of the head's module."""
     nodes: Mapping[str, Mapping[str, str]]
     """Tensor names of an int8 layer in the ONNX graph, as `export.fused.plan.Plan.nodes`."""
+    launches: Launches = field(default_factory=Launches)
+    """How its kernels are launched."""
 
     @property
     def longest(self) -> int:
@@ -177,6 +180,7 @@ def write_decoder(plan: DecoderPlan, path: Path) -> None:
         "head": None if plan.head is None else document_of(plan.head),
         "head_name": plan.head_name,
         "nodes": {name: dict(told) for name, told in plan.nodes.items()},
+        "launches": plan.launches.document,
     }
     write_file(path, KIND, document, tensors)
 
@@ -203,6 +207,7 @@ def decoder_from(document: Document, tensors: Mapping[str, Tensor]) -> DecoderPl
         head=None if head is None else linear_from(head, tensors),
         head_name=document["head_name"],
         nodes=document["nodes"],
+        launches=Launches(**document.get("launches", {})),  # plans of before have none
     )
 
 

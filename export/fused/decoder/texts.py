@@ -57,6 +57,10 @@ class Steps:
             getattr(inputs, name).copy_(tensor, non_blocking=True)
         return recording.replay()[:count]
 
+    def recording(self, count: int) -> Recording:
+        """Returns the recording that the last step of so many texts has run; only where steps are recorded."""
+        return self._recorded[power_of_two(count)][1]
+
 
 class Texts:
     """Texts that are written together.
@@ -117,6 +121,11 @@ class Texts:
             new = self.cache.extended(self._texts, [[int(token)] for token in tokens])
             logits: Logits = self._steps(new).cpu().numpy().copy()
         return logits
+
+    @property
+    def recording(self) -> Recording:
+        """The recording that the last step has run; only where steps are recorded. Another run of it writes the same to the cache."""
+        return self._steps.recording(len(self._texts))
 
     def keep(self, order: Sequence[int]) -> None:
         """Keeps the texts with these numbers, in this order, and drops the others; each number once."""
