@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from foundation.models.layers.expert_names import VISITED, numbered
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
@@ -75,7 +77,7 @@ class ShapeCost:
         """Returns the cost of a model; reads only the shapes of its weights."""
         config: PreTrainedConfig = model.config
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        return cls(structure, shapes, measure, getattr(config, "num_experts_per_tok", 0) or 0)
+        return cls(structure, shapes, measure, getattr(config, "num_experts_per_tok", 0) or VISITED.get(config.model_type, 0))
 
     def total(self, sizes: Sizes | None = None, blocks: Sequence[int] | None = None) -> float:
         """Returns the cost of all blocks, or of the given ones; `sizes` replaces the sizes of the same layers."""
@@ -110,6 +112,9 @@ class ShapeCost:
         if counts_macs and len(shape) < 2:
             return 0.0
         cost = 1.0
+        if experts and numbered(name) is not None:  # one of several weights, of which as many stay as experts do
+            of_block = self.experts_per_token if counts_macs else sizes.experts[number]
+            cost = of_block / self.structure.sizes.experts[number]
         for axis, length in enumerate(shape):
             some = counts_macs and len(shape) == 3 and (name, axis) in experts  # a token visits only some of the experts
             cost *= self.experts_per_token if some else self._length((name, axis), length, number, sizes)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.models.architecture.structure import Structure
+from foundation.models.layers.listed_experts import is_listed, scaled
 from prune.cost import GATED, Component, count_of, width_of
 from prune.hook_points import HookPoints
 
@@ -114,6 +115,8 @@ def _on_router(current: _Current, block: int, number: int) -> Callable[[nn.Modul
         states, chosen_Nk, weights_Nk, *rest = args
         gates_bE = current.gates.open((block, "experts"), current.rows, number, states.device)
         gates_NE = gates_bE.repeat_interleave(len(states) // current.rows, dim=0)
+        if is_listed(module):
+            return (states, chosen_Nk, scaled(module, chosen_Nk, weights_Nk, gates_NE), *rest)
         return (states, chosen_Nk, weights_Nk * gates_NE.gather(1, chosen_Nk), *rest)
 
     return hook

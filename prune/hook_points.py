@@ -23,6 +23,7 @@ from foundation.models.architecture.residual import norms_of, owner_of
 from foundation.models.architecture.structure import Structure
 from foundation.models.inputs.padding import mask_of, read_by_decoder
 from foundation.models.inputs.sounds import frames_of
+from foundation.models.layers.listed_experts import is_listed
 from prune.cost import Component
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class HookPoints:
     ffn: tuple[str | None, ...]
     """Layers that read the FFN neurons; None in blocks with experts."""
     experts: tuple[str | None, ...]
-    """Modules that hold the experts, called with (states `[N, D]`, experts of each token `[N, k]`, routing weights `[N, k]`); or None."""
+    """Modules that hold the experts, called with (states `[N, D]`, experts of each token `[N, k]`, routing weights `[N, k]`), or as
+    `foundation.models.layers.listed_experts` says; or None."""
     norms: tuple[str, ...]
     """All norms over the residual stream, of the whole model."""
     blocks: tuple[str, ...]
@@ -57,6 +59,10 @@ class HookPoints:
             both = {name for name, _ in experts} & {name for name, _ in ffn}
             stacked = sorted({owner_of(name) for name in both})
             expert_modules.append(stacked[0] if len(stacked) == 1 else None)
+        for block, name in enumerate(structure.blocks):
+            listed = [f"{name}.{inner}" for inner, module in model.get_submodule(name).named_modules() if is_listed(module)]
+            if len(listed) == 1 and structure.experts[block]:
+                expert_modules[block] = listed[0]
         return cls(
             tuple(attention.output for attention in structure.attentions),
             tuple(None if (one := structure.cross_attentions.get(block)) is None else one.output for block in range(structure.depth)),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.models.architecture.structure import Structure
+from foundation.models.layers.listed_experts import gates_of, is_listed
 from foundation.training.train import Batch
 from prune.hook_points import HookPoints, token_masks
 
@@ -31,12 +32,17 @@ def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> l
         batches: Calibration rows.
     """
     counts = [torch.zeros(number, dtype=torch.int64) for number in structure.sizes.experts]
-    mask_bL = torch.zeros(0, 0, dtype=torch.bool)
+    masks: list[Tensor] = []
 
     def counting(block: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        stack = structure.stack_of(structure.blocks[block])
+
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            chosen_Nk: Tensor = args[1]
-            counts[block] += torch.bincount(chosen_Nk.cpu()[mask_bL.flatten()].flatten(), minlength=len(counts[block]))
+            chosen, is_token_N = args[1].cpu(), masks[stack].flatten()
+            if is_listed(module):
+                counts[block] += (gates_of(module, chosen, args[2].cpu())[is_token_N] != 0).sum(dim=0)
+                return
+            counts[block] += torch.bincount(chosen[is_token_N].flatten(), minlength=len(counts[block]))
 
         return hook
 
@@ -47,7 +53,7 @@ def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> l
     ]
     try:
         for batch in batches:
-            mask_bL = token_masks(model, structure, batch.features)[0].cpu()
+            masks = [mask_bL.cpu() for mask_bL in token_masks(model, structure, batch.features)]
             model(**batch.features)
     finally:
         for handle in handles:

@@ -205,9 +205,19 @@ class _ActivationSums:
         """Runs each expert alone on the tokens routed to it, to measure its contribution."""
         import torch
 
+        from foundation.models.layers.listed_experts import alone_squares, is_listed
+
+        stack = self.structure.stack_of(self.structure.blocks[block])
+
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             states_ND, chosen_Nk, weights_Nk = args[:3]
-            kept_N = self.masks[0].flatten().to(states_ND.device)
+            kept_N = self.masks[stack].flatten().to(states_ND.device)
+            tokens = int(kept_N.sum())
+            if is_listed(module):
+                self.add(
+                    (block, "experts"), alone_squares(module, states_ND[kept_N], chosen_Nk[kept_N], weights_Nk[kept_N]) / tokens, tokens
+                )
+                return
             squares_E = torch.zeros(number, dtype=torch.float64)
             for expert in range(number):
                 token, place = (kept_N[:, None] & (chosen_Nk == expert)).nonzero(as_tuple=True)
@@ -215,7 +225,6 @@ class _ActivationSums:
                     alone, weight = torch.full_like(token, expert)[:, None], weights_Nk[token, place, None]
                     output_ND = type(module).forward(module, states_ND[token], alone, weight)  # bypasses this hook
                     squares_E[expert] = output_ND.double().square().sum().cpu()
-            tokens = int(kept_N.sum())
             self.add((block, "experts"), squares_E / tokens, tokens)
 
         return hook

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foundation.models.architecture.axes import Axis
 from foundation.models.architecture.structure import Structure, head_pieces
+from foundation.models.layers.expert_names import by_expert
 from prune.cost import Component, count_of
 
 
@@ -27,7 +28,9 @@ def component_slices(structure: Structure, weights: Mapping[str, Tensor], block:
     """
     number = count_of(structure.sizes, block, what)
     if what == "experts":
-        return [_rows(weights[axis[0]], axis, number) for axis in sorted(structure.experts[block])]
+        own = by_expert(name for name in weights if name.startswith(f"{structure.blocks[block]}."))
+        listed = [torch.stack([weights[name].reshape(-1) for name in of_kind]) for of_kind in own]
+        return [*(_rows(weights[axis[0]], axis, number) for axis in sorted(structure.experts[block])), *listed]
     if what == "ffn":
         pieces = [(axis, structure.repeated.get(axis, 1)) for axis in sorted(structure.ffn[block])]
     else:

@@ -4,7 +4,8 @@
     heads        rows of W_q, W_k, W_v (and their biases), columns of W_o; with grouped-query attention whole groups: keys, values, queries
     cross        the same for the attention of a decoder's block to the encoder
     ffn          rows of W_up (and W_gate), columns of W_down
-    experts      slices of the stacked expert weights, rows of the router: its softmax runs over the remaining experts
+    experts      slices of the stacked expert weights, or experts that are modules, and rows of the router: its softmax runs over the
+                 remaining experts
     hidden       channels of the residual stream: of embeddings, norms, every layer that reads or writes it, and the head
     vocabulary   rows of the embedding and of a language model's head; the tokenizer must follow (`prune.vocabulary`)
 
@@ -28,9 +29,10 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.models.architecture.axes import Axis
-from foundation.models.architecture.blocks import source_of, with_layers
+from foundation.models.architecture.blocks import block_of, source_of, with_layers
 from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.architecture.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
+from foundation.models.layers.expert_names import numbered, renumbered
 from prune.cost import Component
 from prune.vocabulary import with_vocabulary
 
@@ -110,7 +112,7 @@ def shrink(model: nn.Module, structure: Structure, kept: KeptUnits, key: str) ->
     check_shapes(structure, kept, weights, small.state_dict(), config.model_type, key)
     sliced = {}
     for target in small.state_dict():
-        source = source_of(target, structure.stacks, kept.layers, weights)
+        source = _source_of(target, structure, kept, weights)
         weight = weights[source].cpu()
         for axis in range(weight.ndim):
             if (source, axis) in chosen:
@@ -118,6 +120,13 @@ def shrink(model: nn.Module, structure: Structure, kept: KeptUnits, key: str) ->
         sliced[target] = weight
     small.load_state_dict(sliced)
     return small.eval()
+
+
+def _source_of(target: str, structure: Structure, kept: KeptUnits, weights: Mapping[str, Tensor]) -> str:
+    """Returns the weight of the large model that becomes a weight of the small one: of another layer, and of another of listed experts."""
+    source = source_of(target, structure.stacks, kept.layers, weights)
+    found, block = numbered(source), block_of(source, list(structure.blocks))
+    return source if found is None or block is None else renumbered(source, kept.experts[block][found[1]])
 
 
 def check_shapes(
@@ -138,7 +147,7 @@ def check_shapes(
     """
     chosen = indices(structure, kept)
     for target, wanted in small.items():
-        source = source_of(target, structure.stacks, kept.layers, large)
+        source = _source_of(target, structure, kept, large)
         shape = large[source].shape if source in large else ()
         left = [len(chosen[source, axis]) if (source, axis) in chosen else length for axis, length in enumerate(shape)]
         if left != list(wanted.shape):

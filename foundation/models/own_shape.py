@@ -34,8 +34,8 @@ class OwnShape(Config):
     """Factor of the scores Q K^T in each layer."""
     ffn: tuple[PositiveInt, ...] = ()
     """FFN neurons of each layer, per expert if there are several; absent for models whose config does not name them."""
-    experts: tuple[PositiveInt, ...] = ()
-    """Experts of each layer; absent for models without experts."""
+    experts: tuple[NonNegativeInt, ...] = ()
+    """Experts of each layer, 0 for a layer with one FFN; absent for models without experts."""
     cross: tuple[NonNegativeInt, ...] = ()
     """Heads of each layer that read the encoder, 0 in the encoder itself; absent for models with one stack of layers."""
     tokens: tuple[Share, ...] = ()

@@ -47,7 +47,7 @@ from foundation.models.heads.reader import reader_class
 from foundation.models.heads.towers import towers_class
 from foundation.models.heads.transcriber import transcriber_class
 from foundation.models.layers.conv1d import is_conv1d, with_linears
-from foundation.models.layers.listed_experts import mend
+from foundation.models.layers.listed_experts import is_listed, keep_first, mend
 from foundation.models.layers.prefix import put_prefix
 from foundation.models.library import (
     REFUSED,
@@ -168,9 +168,10 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             prefix=sizes.prefix,
         )
     except ValidationError as error:
-        layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
         raise InputError(
-            key, f"layer {layer} of this {config.model_type} lacks the FFN that other layers have", "sizes per layer are not supported"
+            key,
+            f"layer {sizes.ffn.index(0)} of this {config.model_type} lacks the FFN that other layers have",
+            "sizes per layer are not supported",
         ) from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed
@@ -291,10 +292,21 @@ def _resize(model: PreTrainedModel, own: Any) -> None:
             set_counts(owner, dict.fromkeys(counts, size))
     for block, attention in attentions.own.items() if shape.prefix else ():
         put_prefix(model, attention.module, shape.prefix, shape.key_value_heads[block] * shape.head_dim)
+    _cut_listed_experts(model, blocks, shape.experts)
     if shape.tokens and shape.merged:
         merge_tokens(blocks_of(model, "checkpoint"), shape.tokens)
     elif shape.tokens:
         drop_tokens(blocks_of(model, "checkpoint"), shape.tokens, sizes_config(model.config).hidden_size)
+
+
+def _cut_listed_experts(model: nn.Module, blocks: Sequence[str], experts: Sequence[int]) -> None:
+    """Leaves as many experts as each layer has, in place, where experts are modules; their routers have been resized."""
+    for number, count in enumerate(experts):
+        for module in list(model.get_submodule(blocks[number]).modules()):
+            for listed in filter(is_listed, module.children()):
+                keep_first(listed, count)
+                for other in (module, *module.children()):  # the router, too
+                    set_counts(other, dict.fromkeys(EXPERT_COUNTS, count))
 
 
 def _stock_attentions(stock: Any) -> Attentions:

@@ -162,7 +162,8 @@ class Structure:
         axes = axes or axes_of(model, key)
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         inside = [f"{block}." for block in blocks]
-        ffn, experts = (_by_block(every, inside) for every in (axes.ffn, axes.experts))
+        # of experts that are modules a layer can have fewer than the config says
+        ffn, experts = (_by_block(frozenset(axis for axis in every if axis[0] in shapes), inside) for every in (axes.ffn, axes.experts))
         outside = sorted({*axes.ffn, *axes.experts} - frozenset().union(*ffn, *experts))
         if outside:
             raise InputError(key, f"{outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs")

@@ -12,13 +12,14 @@ Tensor names carry their shapes: N tokens, E experts, D channels.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from foundation.models.layers.expert_names import expert_name
 from foundation.models.layers.routed import Experts
 
 NLLB, SWITCH = "NllbMoeExperts", "SwitchTransformersExperts"
@@ -37,7 +38,7 @@ class ListedExperts(Experts):
         self.token_dropout = float(getattr(stock, "moe_token_dropout", 0.0))
         """Probability that the answer of an expert to a token is dropped in training; answers are scaled down otherwise."""
         for number in range(self.num_experts):
-            self.add_module(_name(number), stock[_name(number)])
+            self.add_module(expert_name(number), stock[expert_name(number)])
 
     def forward(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns the sum over the chosen experts, float `[N, D]`.
@@ -57,7 +58,7 @@ class ListedExperts(Experts):
 
     def expert(self, number: int, states_ND: Tensor) -> Tensor:
         """Returns the output of one expert, float `[N, D]`."""
-        said_ND: Tensor = self.get_submodule(_name(number))(states_ND)
+        said_ND: Tensor = self.get_submodule(expert_name(number))(states_ND)
         return said_ND
 
     def routed(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class NllbExperts(ListedExperts):
 
     def gates(self, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns the weights `[N, E]`; the mask is not read."""
-        return weights
+        return _gates_of_nllb(chosen, weights)
 
 
 class SwitchExperts(ListedExperts):
@@ -82,10 +83,56 @@ class SwitchExperts(ListedExperts):
 
     def gates(self, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns their product; 0 for a token that its expert has no room for."""
-        return chosen[:, 0] * weights
+        return _gates_of_switch(chosen, weights)
 
 
 CLASSES: dict[str, type[ListedExperts]] = {NLLB: NllbExperts, SWITCH: SwitchExperts}
+
+
+def _gates_of_nllb(chosen: Tensor, weights: Tensor) -> Tensor:
+    return weights
+
+
+def _gates_of_switch(chosen: Tensor, weights: Tensor) -> Tensor:
+    return chosen[:, 0] * weights
+
+
+_GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {NLLB: _gates_of_nllb, SWITCH: _gates_of_switch}
+
+
+def is_listed(module: nn.Module) -> bool:
+    """Whether a module holds experts as modules, in the form of Transformers or in ours."""
+    return isinstance(module, ListedExperts) or type(module).__name__ in CLASSES
+
+
+def gates_of(module: nn.Module, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Returns the weight of every expert for every token, float `[N, E]`, from the arguments of such a module."""
+    return module.gates(chosen, weights) if isinstance(module, ListedExperts) else _GATES[type(module).__name__](chosen, weights)
+
+
+def scaled(module: nn.Module, chosen: Tensor, weights: Tensor, factor_NE: Tensor) -> Tensor:
+    """Returns the router's weights in their own form, each expert's times a factor, float `[N, E]`."""
+    by_token = gates_of(module, chosen, weights) * factor_NE
+    return by_token if weights.shape[1] == by_token.shape[1] else weights * (chosen[:, 0] * factor_NE).sum(dim=1, keepdim=True)
+
+
+def alone_squares(module: nn.Module, states_ND: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Returns the sum of squares of what each expert adds to its tokens, float64 `[E]`; the arguments are those of such a module."""
+    gates_NE = gates_of(module, chosen, weights)
+    squares_E = torch.zeros(gates_NE.shape[1], dtype=torch.float64)
+    for number in range(len(squares_E)):
+        token = torch.where(gates_NE[:, number] != 0)[0]
+        if len(token):
+            said_ND = module.get_submodule(expert_name(number))(states_ND[token]) * gates_NE[token, number, None]
+            squares_E[number] = said_ND.double().square().sum().cpu()
+    return squares_E
+
+
+def keep_first(module: nn.Module, count: int) -> None:
+    """Lets go of all experts of such a module but the first ones, in place."""
+    for number in range(count, int(module.num_experts)):
+        delattr(module, expert_name(number))
+    module.num_experts = count  # type: ignore[assignment]
 
 
 def with_listed_experts(model: nn.Module) -> None:
@@ -123,16 +170,12 @@ def _of_chosen(experts: nn.Module, states_ND: Tensor, gates_NE: Tensor, dropout:
     """Returns the sum over the experts whose weight is not 0, float `[N, D]`; some of them read all tokens meanwhile."""
     said_ND = torch.zeros_like(states_ND)
     for number in range(gates_NE.shape[1]):
-        expert, token = experts.get_submodule(_name(number)), torch.where(gates_NE[:, number] != 0)[0]
+        expert, token = experts.get_submodule(expert_name(number)), torch.where(gates_NE[:, number] != 0)[0]
         answer = expert(states_ND)[token] if number in everywhere else expert(states_ND[token])
         answer = answer * gates_NE[token, number, None]
         answer = nn.functional.dropout(answer, dropout) if experts.training else answer * (1 - dropout)
         said_ND.index_add_(0, token, answer.to(said_ND.dtype))
     return said_ND
-
-
-def _name(number: int) -> str:
-    return f"expert_{number}"
 
 
 def _stays(self: nn.Module, *args: object, **kwargs: object) -> nn.Module:
