@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.models.architecture.structure import Structure
+from foundation.models.layers.listed_experts import is_listed, scaled
 from prune.allocation import Part, top
 from prune.cost import GATED, count_of, width_of
 from prune.hook_points import HookPoints
@@ -105,6 +106,8 @@ def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Pa
 
     def weights(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states, chosen_Nk, weights_Nk, *rest = args
+        if is_listed(module):
+            return (states, chosen_Nk, scaled(module, chosen_Nk, weights_Nk, mask_S.to(states.device)), *rest)
         return (states, chosen_Nk, weights_Nk * mask_S.to(states.device)[chosen_Nk], *rest)
 
     name = hooks.at(part.block, part.component)

@@ -204,7 +204,7 @@ def test_a_run_goes_through_every_stage(kind: str, checkpoint: Any, tmp_path: Pa
     assert last["precision"] == "int8"
     assert set(last["accuracy"]) >= {"torch", "openvino", "onnxruntime"}
     for made in (tmp_path / "run" / "stages").glob("*"):
-        if (made / "config.json").is_file():
+        if (made / "config.json").is_file() and not made.name.startswith("model-"):
             assert prefix_of(Checkpoint(made).config) == 4, made.name
     if kind == "bert":
         told_by = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())

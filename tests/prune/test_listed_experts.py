@@ -19,9 +19,12 @@ from foundation.models.layers.listed_experts import gates_of, is_listed
 from foundation.training.train import Batch
 from prune.cost import ShapeCost
 from prune.gates import gated
+from prune.hook_points import HookPoints
 from prune.prune import Prune
 from prune.routing import loads
 from prune.scores import by_activation, by_magnitude
+from prune.selection import Part
+from prune.sensitivity import silenced
 from prune.surgery import KeptUnits, shrink
 from tests.export.generation import tiny_encoder_decoders
 from tests.prune.test_encoder_decoder import features
@@ -174,7 +177,7 @@ def test_gates_are_the_derivative_by_each_expert(kind: str) -> None:
         found = gates.gradients(loss()[None])
     for block, (module, _, gates_NE) in read_by(model, structure).items():
         number = int(gates_NE.abs().sum(dim=0).argmax())
-        expert, step = module.get_submodule(f"expert_{number}"), 1e-2
+        expert, step = module.get_submodule(f"expert_{number}"), 1e-3
         measured = []
         for factor in (1 + step, 1 - step):
             handle = expert.register_forward_hook(lambda _, __, out, factor=factor: out * factor)
@@ -182,9 +185,24 @@ def test_gates_are_the_derivative_by_each_expert(kind: str) -> None:
                 measured.append(float(loss()))
             handle.remove()
         expected = (measured[0] - measured[1]) / (2 * step)
-        assert float(found[block, "experts"][0, number]) == pytest.approx(expected, rel=0.05, abs=2e-3)
+        assert float(found[block, "experts"][0, number]) == pytest.approx(expected, rel=0.02, abs=2e-2)
 
 
+def test_experts_are_silent_while_the_loss_without_them_is_measured(kind: str) -> None:
+    model = model_of(kind)
+    structure = Structure.of(model, KEY)
+    block, (module, _, gates_NE) = next(iter(read_by(model, structure).items()))
+    gone = int((gates_NE != 0).sum(dim=0).argmax())
+    kept = [number for number in range(EXPERTS) if number != gone]
+    before, part = logits(model), Part(block, "experts", EXPERTS, 1.0, EXPERTS)
+    with silenced(model, structure, HookPoints.of(model, structure), part, kept):
+        found = logits(model)
+    module.get_submodule(f"expert_{gone}").register_forward_hook(lambda _, __, out: 0 * out)
+    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-5)
+    assert (found - before).abs().max() > 1e-3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["magnitude", "activation", "taylor"])
 def test_the_stage_cuts_a_third_of_them(kind: str, method: str, tmp_path: Path) -> None:
     context = tiny_encoder_decoders.context(kind, tmp_path)
@@ -198,5 +216,5 @@ def test_the_stage_cuts_a_third_of_them(kind: str, method: str, tmp_path: Path) 
     left = [len(of_block) for of_block in figures["loads"]["after"] if of_block]
     assert left
     assert all(sum(of_block) == pytest.approx(1) for of_block in figures["loads"]["after"] if of_block)
-    assert max(left) < EXPERTS
+    assert sum(left) < EXPERTS * len(left)
     assert torch.isfinite(logits(load(tmp_path / "out"))).all()

@@ -305,6 +305,7 @@ def _cut_listed_experts(model: nn.Module, blocks: Sequence[str], experts: Sequen
         for module in list(model.get_submodule(blocks[number]).modules()):
             for listed in filter(is_listed, module.children()):
                 keep_first(listed, count)
+                module._is_hf_initialized = True  # type: ignore[assignment] # it would draw as many experts as the config has
                 for other in (module, *module.children()):  # the router, too
                     set_counts(other, dict.fromkeys(EXPERT_COUNTS, count))
 

@@ -162,15 +162,16 @@ class Structure:
         axes = axes or axes_of(model, key)
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         inside = [f"{block}." for block in blocks]
-        # of experts that are modules a layer can have fewer than the config says
-        ffn, experts = (_by_block(frozenset(axis for axis in every if axis[0] in shapes), inside) for every in (axes.ffn, axes.experts))
-        outside = sorted({*axes.ffn, *axes.experts} - frozenset().union(*ffn, *experts))
+        # axes are found by a model whose layers are all as large as the largest: experts that are modules may not be in this one
+        there = [frozenset(axis for axis in every if axis[0] in shapes) for every in (axes.ffn, axes.experts, axes.hidden)]
+        ffn, experts = (_by_block(every, inside) for every in there[:2])
+        outside = sorted((there[0] | there[1]) - frozenset().union(*ffn, *experts))
         if outside:
             raise InputError(key, f"{outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs")
         inner = {axis for block in (*heads, *cross) for axis in block}
         # Other axes follow the width without being its channels, such as the frequencies of rotary positions: they are not cut.
         width = sizes_config(config).hidden_size
-        residual = frozenset(axis for axis in axes.hidden - inner if shapes[axis[0]][axis[1]] == width)
+        residual = frozenset(axis for axis in there[2] - inner if shapes[axis[0]][axis[1]] == width)
         ffn_sizes, expert_sizes = (_common_sizes(shapes, axes.repeated, every, config, key) for every in (ffn, experts))
         tables = _tables(Kind.of(model)) if len(stacks) > 1 else ()
         return cls(

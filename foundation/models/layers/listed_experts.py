@@ -111,7 +111,7 @@ def gates_of(module: nn.Module, chosen: Tensor, weights: Tensor) -> Tensor:
 
 
 def scaled(module: nn.Module, chosen: Tensor, weights: Tensor, factor_NE: Tensor) -> Tensor:
-    """Returns the router's weights in their own form, each expert's times a factor, float `[N, E]`."""
+    """Returns the router's weights in their own form, each expert's times a factor, float `[N, E]` or `[E]`."""
     by_token = gates_of(module, chosen, weights) * factor_NE
     return by_token if weights.shape[1] == by_token.shape[1] else weights * (chosen[:, 0] * factor_NE).sum(dim=1, keepdim=True)
 
