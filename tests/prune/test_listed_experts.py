@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
+from export.engines.openvino_genai import properties
+from export.engines.openvino_seq2seq import OpenVinoSeq2Seq
+from export.engines.spec import EngineSpec
+from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+from export.generation.on_grids import on_grids
+from export.graph.onnx import export_float
 from foundation.artifacts.artifact import Artifact
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, load_float, save
 from foundation.models.folder import Checkpoint
+from foundation.models.inputs.padding import read_by_decoder
 from foundation.models.layers.listed_experts import gates_of, is_listed
+from foundation.standalone.encoder_decoder import DECODER
 from foundation.training.train import Batch
 from prune.cost import ShapeCost
 from prune.gates import gated
@@ -26,6 +35,7 @@ from prune.scores import by_activation, by_magnitude
 from prune.selection import Part
 from prune.sensitivity import silenced
 from prune.surgery import KeptUnits, shrink
+from quantize.quantize import Quantize
 from tests.export.generation import tiny_encoder_decoders
 from tests.prune.test_encoder_decoder import features
 from tests.quantize.test_listed_mixtures import KINDS
@@ -200,6 +210,43 @@ def test_experts_are_silent_while_the_loss_without_them_is_measured(kind: str) -
     module.get_submodule(f"expert_{gone}").register_forward_hook(lambda _, __, out: 0 * out)
     torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-5)
     assert (found - before).abs().max() > 1e-3
+
+
+def cut(kind: str, out: Path) -> Path:
+    """Writes a checkpoint whose layers keep different numbers of experts."""
+    model = model_of(kind)
+    structure = Structure.of(model, KEY)
+    out.mkdir()
+    save(shrink(model, structure, kept_of(structure, True), KEY), tiny_encoder_decoders.checkpoint(kind), out, "Cut")
+    tiny_encoder_decoders.preprocessor().save(out)
+    return out
+
+
+def test_the_graph_computes_the_pruned_model(kind: str, tmp_path: Path) -> None:
+    folder, given = cut(kind, tmp_path / "cut"), features()
+    graph = export_float(Checkpoint(folder), tiny_encoder_decoders.preprocessor(), tmp_path / "onnx" / "model.onnx")
+    session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    found = session.run(None, {node.name: given[node.name].numpy() for node in session.get_inputs()})[0]
+    expected = logits(load(folder)).numpy()
+    real = read_by_decoder(given["decoder_input_ids"], tiny_encoder_decoders.PAD).numpy()
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+def test_the_engine_computes_the_pruned_and_quantized_model(kind: str, tmp_path: Path) -> None:
+    folder, out, files = cut(kind, tmp_path / "cut"), tmp_path / "out", tmp_path / "files"
+    out.mkdir()
+    context = tiny_encoder_decoders.context(kind, tmp_path)
+    Quantize(calibration={"rows": 8}).run(Artifact(folder, {"id": "prune", "digest": "1" * 64}), context, out)
+    tiny_encoder_decoders.preprocessor().save(out)
+    write_encoder_decoder_folder(on_grids(Checkpoint(out)), files, {})
+    options = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    spec = EngineSpec("openvino_seq2seq", "stateful", "int8", "fp32", "cpu", 1, str(files / DECODER), str(out), (1,), options)
+    given = features()
+    found = OpenVinoSeq2Seq(spec).predict({name: value.numpy() for name, value in given.items()})
+    expected = logits(load(out)).numpy()
+    real = read_by_decoder(given["decoder_input_ids"], tiny_encoder_decoders.PAD).numpy()
+    np.testing.assert_allclose(found[real], expected[real], atol=5e-5 * np.abs(expected).max())
 
 
 @pytest.mark.slow
