@@ -130,9 +130,10 @@ def alone_squares(module: nn.Module, states_ND: Tensor, chosen: Tensor, weights:
 
 def keep_first(module: nn.Module, count: int) -> None:
     """Lets go of all experts of such a module but the first ones, in place."""
-    for number in range(count, int(module.num_experts)):
-        delattr(module, expert_name(number))
-    module.num_experts = count  # type: ignore[assignment]
+    stock: Any = module
+    for number in range(count, int(stock.num_experts)):
+        delattr(stock, expert_name(number))
+    stock.num_experts = count
 
 
 def with_listed_experts(model: nn.Module) -> None:
