@@ -229,7 +229,7 @@ def test_the_graph_computes_the_pruned_model(kind: str, tmp_path: Path) -> None:
     found = session.run(None, {node.name: given[node.name].numpy() for node in session.get_inputs()})[0]
     expected = logits(load(folder)).numpy()
     real = read_by_decoder(given["decoder_input_ids"], tiny_encoder_decoders.PAD).numpy()
-    np.testing.assert_allclose(found[real], expected[real], atol=1e-5 * np.abs(expected).max())
+    assert np.abs(found - expected)[real].max() / np.abs(expected).max() < 1e-5
 
 
 @pytest.mark.slow
