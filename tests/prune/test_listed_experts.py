@@ -222,14 +222,16 @@ def cut(kind: str, out: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_graph_computes_the_pruned_model(kind: str, tmp_path: Path) -> None:
     folder, given = cut(kind, tmp_path / "cut"), features()
     graph = export_float(Checkpoint(folder), tiny_encoder_decoders.preprocessor(), tmp_path / "onnx" / "model.onnx")
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     found = session.run(None, {node.name: given[node.name].numpy() for node in session.get_inputs()})[0]
     expected = logits(load(folder)).numpy()
+    assert np.abs(expected - logits(model_of(kind)).numpy()).max() > 1e-2
     real = read_by_decoder(given["decoder_input_ids"], tiny_encoder_decoders.PAD).numpy()
-    assert np.abs(found - expected)[real].max() / np.abs(expected).max() < 1e-5
+    assert np.abs(found - expected)[real].max() / np.abs(expected).max() < 5e-5  # the rounding of large weights in another order
 
 
 @pytest.mark.slow
