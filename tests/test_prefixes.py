@@ -36,6 +36,7 @@ from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
 from foundation.training.prefix_tuning import PrefixTuning, with_prefix
+from prune.sparsify.slices import bundles
 from prune.surgery import KeptUnits, shrink
 from quantize.folding import find_folds
 from quantize.quantize import Quantize
@@ -124,6 +125,14 @@ def test_no_factor_moves_into_the_layer_of_values() -> None:
 def sizes_of(model: Any) -> dict[str, Any]:
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return {name: getattr(model.config, name) for name in names}
+
+
+def test_whole_heads_become_zeros_as_without_it() -> None:
+    model = prefixed("bert")
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    found = {(bundle.block, bundle.what): bundle.members for bundle in bundles(model, Structure.of(model, KEY), layers, 1)}
+    for block in range(2):
+        assert sorted(name.rpartition(".")[2] for name, _, _ in found[block, "heads"]) == ["dense", "key", "query", "value"]
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -97,7 +97,8 @@ def _bundle(model: nn.Module, structure: Structure, layers: Collection[str], blo
         pieces = {axis: [structure.sizes.ffn[block]] * structure.repeated.get(axis, 1) for axis in structure.ffn[block]}
     elif (heads := structure.of_heads(block, "cross" if what == "cross" else "heads")) is not None:
         pieces = {axis: head_pieces(heads[0], parts) for axis, parts in heads[1].items()}
-    matrices = {axis: lengths for axis, lengths in sorted(pieces.items()) if parameters[axis[0]].ndim == 2}
+    # a learned prefix is no layer: a head whose output nothing reads is silent with it, too
+    matrices = {axis: lengths for axis, lengths in sorted(pieces.items()) if parameters[axis[0]].ndim == 2 and axis[0].endswith(".weight")}
     if not matrices or any(name.removesuffix(".weight") not in layers for name, _ in matrices):
         return None
     group_S = torch.arange(units) // lines
