@@ -25,10 +25,13 @@ from export.fused.parts import plan_of
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, save
+from foundation.models.config import set_labels
 from foundation.models.folder import Checkpoint
+from foundation.models.heads.embedding import EMBEDDING_KEY
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.models.own_shape import prefix_of
@@ -36,6 +39,7 @@ from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
 from foundation.training.prefix_tuning import PrefixTuning, with_prefix
+from foundation.training.prefix_tuning import prefixed as tuning
 from prune.sparsify.slices import bundles
 from prune.surgery import KeptUnits, shrink
 from quantize.folding import find_folds
@@ -90,6 +94,30 @@ def test_heads_take_their_part_with_them(kind: str) -> None:
     torch.testing.assert_close(logits(small), logits(model), rtol=1e-4, atol=1e-5)
     assert {tuple(value.shape) for value in learned(small).values()} == {(TOKENS, 4)}
     assert Structure.of(small, KEY).sizes.same(kept.sizes(structure.sizes))
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering", "sentence-embedding"])
+def test_models_of_other_answers_learn_and_keep_one(task: Task, tmp_path: Path) -> None:
+    """The last one has no head: only the prefix is trained."""
+    words = len(sentiment.SPECIALS + sentiment.WORDS)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=words, **sizes)
+    set_labels(config, task, ("a", "b"))
+    if task == "sentence-embedding":
+        setattr(config, EMBEDDING_KEY, {"pooling": "mean", "dimensions": 16, "normalize": True})
+    model: Any = auto_class(task, config).from_config(with_class(config, task)).eval()
+    before = logits(model)
+    with tuning(model, PrefixTuning(tokens=TOKENS), 0, KEY) as trained:
+        for name in learned(model):
+            model.get_parameter(name).data.normal_(generator=torch.Generator().manual_seed(0))
+        model(**rows()).logits.square().mul(torch.arange(before.shape[-1])).sum().backward()
+        assert all(model.get_parameter(name).grad.abs().max() > 0 for name in learned(model))
+        head = sum(weight.numel() for name, weight in model.named_parameters() if weight.requires_grad and ".prefix." not in name)
+        assert trained == head + 2 * 2 * TOKENS * 16
+        assert (head == 0) == (task == "sentence-embedding")
+    assert (logits(model) - before).abs().max() > 1e-3
+    save(model, sentiment.checkpoint(), tmp_path, "Tuned")
+    torch.testing.assert_close(logits(load(tmp_path)), logits(model))
 
 
 def test_layers_leave_with_their_prefix() -> None:
