@@ -32,7 +32,7 @@ import torch
 from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoEModelOutput
 
 from export.generation.cached_graph import filled_layer, name_values, start_empty, traced
 from export.graph.experts import make_exportable
@@ -88,10 +88,17 @@ class _Encoder(nn.Module):
         cache = EncoderDecoderCache(*(DynamicCache() for _ in range(2)))
         for one in (cache.self_attention_cache, cache.cross_attention_cache):
             one.layers = [_Taken() for _ in range(self.layers)]
-        self.model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=input_ids[:, :1], past_key_values=cache, use_cache=True
-        )
+        _first_token(self.model, input_ids, attention_mask, cache)
         return tuple(one for layer in cache.cross_attention_cache.layers for one in (layer.keys, layer.values))
+
+
+def _first_token(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, cache: EncoderDecoderCache) -> None:
+    """Reads sources, and runs the decoder on one token, which fills a cache.
+
+    The encoder is called by itself: some models hand `use_cache` on to it, which refuses it (Switch Transformers, Transformers 5.23).
+    """
+    states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
+    model(encoder_outputs=states, attention_mask=attention_mask, decoder_input_ids=input_ids[:, :1], past_key_values=cache, use_cache=True)
 
 
 class _Taken(DynamicLayer):  # type: ignore[misc]
@@ -116,7 +123,7 @@ class _Decoder(nn.Module):
         cache = EncoderDecoderCache(_cache(past), _cache(read))
         logits = self.model(
             # the decoder reads only the length of the encoder's states: their keys and values are cached
-            encoder_outputs=BaseModelOutput(last_hidden_state=attention_mask[..., None].float()),
+            encoder_outputs=MoEModelOutput(last_hidden_state=attention_mask[..., None].float()),
             attention_mask=attention_mask,
             decoder_input_ids=input_ids,
             past_key_values=cache,
@@ -136,7 +143,7 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[list[tuple[int, int]], list[t
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     token = torch.zeros(1, 1, dtype=torch.int64)
     with torch.inference_mode():
-        model(input_ids=token, attention_mask=torch.ones_like(token), decoder_input_ids=token, past_key_values=cache, use_cache=True)
+        _first_token(model, token, torch.ones_like(token), cache)
     own, cross = (list(_shapes(one)) for one in (cache.self_attention_cache, cache.cross_attention_cache))
     if not own or len(own) != len(cross):
         raise InputError(

@@ -23,6 +23,8 @@ from foundation.models.layers.expert_names import expert_name
 from foundation.models.layers.routed import Experts
 
 NLLB, SWITCH = "NllbMoeExperts", "SwitchTransformersExperts"
+SHARE, UNLIMITED = "moe_eval_capacity_token_fraction", 2**31 - 1
+"""The attribute of a router with the share of the tokens of a batch that an expert has room for, and room for any number."""
 
 
 class ListedExperts(Experts):
@@ -146,9 +148,16 @@ def with_listed_experts(model: nn.Module) -> None:
 
 
 def fix_routers(model: nn.Module) -> None:
-    """Lets the routers of such models stay in their number format, in place: a forward pass moves them to it, which tracing refuses."""
+    """Lets the routers of such models stay as they are, in place: a forward pass moves them to a number format, which tracing refuses.
+
+    In evaluation NLLB-MoE has room for a share of the tokens of a batch. A graph would keep the number of the tokens that it was traced
+    with; of all tokens, the default, none is left out, whatever their number.
+    """
     for module in model.modules():
         router: Any = getattr(module, "classifier", None)
+        if getattr(module, SHARE, 0.0) >= 1:
+            setattr(module, SHARE, 0.0)
+            module.expert_capacity = UNLIMITED  # type: ignore[assignment]
         if type(module).__name__.startswith(("NllbMoeTop", "SwitchTransformersTop")) and router is not None:
             router.to(module.dtype)
             router.to = MethodType(_stays, router)
