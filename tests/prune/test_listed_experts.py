@@ -235,7 +235,6 @@ def test_the_graph_computes_the_pruned_model(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["switch"], indirect=True)  # with a cache NLLB-MoE reads another part of its mask in its router
 def test_the_engine_computes_the_pruned_and_quantized_model(kind: str, tmp_path: Path) -> None:
     folder, out, files = cut(kind, tmp_path / "cut"), tmp_path / "out", tmp_path / "files"
     out.mkdir()
@@ -245,10 +244,14 @@ def test_the_engine_computes_the_pruned_and_quantized_model(kind: str, tmp_path:
     write_encoder_decoder_folder(on_grids(Checkpoint(out)), files, {})
     options = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     spec = EngineSpec("openvino_seq2seq", "stateful", "int8", "fp32", "cpu", 1, str(files / DECODER), str(out), (1,), options)
-    given = features()
+    given = dict(features())
+    begun = given["decoder_input_ids"].clone()
+    begun[:, 0] = 2  # no padding: NLLB-MoE gives padding no position, and with a cache counts it as one
+    given["decoder_input_ids"] = begun
     found = OpenVinoSeq2Seq(spec).predict({name: value.numpy() for name, value in given.items()})
-    expected = logits(load(out)).numpy()
-    real = read_by_decoder(given["decoder_input_ids"], tiny_encoder_decoders.PAD).numpy()
+    with torch.inference_mode():
+        expected = load(out)(**given).logits.numpy()
+    real = read_by_decoder(begun, tiny_encoder_decoders.PAD).numpy()
     np.testing.assert_allclose(found[real], expected[real], atol=5e-5 * np.abs(expected).max())
 
 
