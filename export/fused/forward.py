@@ -66,6 +66,7 @@ class Encoder(Layers):
         self._keep: Keep = "sum" if plan.pre_norm else "norm"
         self._tables = {name: table.to(dtype) for name, table in self.plan.tables.items()}
         self._merged = [merged(block, dtype) for block in self.plan.blocks]
+        self._blanks: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         self._by_library = plan.attention == "varlen" and dtype == torch.float16
         why = library_attention.refusal(plan, device, dtype) if self._by_library else None
         if why is not None:
@@ -104,12 +105,14 @@ class Encoder(Layers):
 
     def states(self, rows: Rows) -> Tensor:
         """Returns the states of all tokens behind the last norm, `[T, I]`."""
+        self._blanks.clear()
         states, residual = self._embedded(rows) if self.plan.patches is None else self._patched(self.plan.patches, rows)
         for number, block in enumerate(self.plan.blocks):
             attended = self._linear(block.out, self._attended(number, states, rows)).float_states
             states, residual = self._normalized(attended, residual, block.out_norm, block.readers, self._keep)
             shrunk = self._linear(block.down, self._fed(block, self.plan.activation, states)).float_states
             states, residual = self._normalized(shrunk, residual, block.ffn_norm, self._readers(number + 1), self._keep)
+        self._blanks.clear()
         return states.float_states
 
     def _readers(self, number: int) -> tuple[Linear, ...]:
@@ -163,12 +166,19 @@ class Encoder(Layers):
             codes = torch.empty_like(attended, dtype=torch.int8)
             self._run(quantize.tensor_launch(attended, scale, codes))
             return codes.flatten(1)
-        query_THD = parts[0]
-        make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
-        out_THD = make(query_THD.shape, dtype=self.dtype if scale is None else torch.int8, device=query_THD.device)
+        query_THD, dtype = parts[0], self.dtype if scale is None else torch.int8
+        out_THD = self._blank(query_THD, dtype) if rows.is_filled else torch.empty(query_THD.shape, dtype=dtype, device=query_THD.device)
         lengths = [self.plan.longest] * rows.sequences  # not the rows' own: the tiles have to be the same for all
         self._run(attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD, self.plan.relative))
         return out_THD.flatten(1)
+
+    def _blank(self, query_THD: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns what attention of filled rows writes to, zero for tokens of no sequence, which it does not write: one tensor for all
+        layers of a pass, so that it is filled once. Probes keep the outputs of every layer."""
+        key = query_THD.shape, dtype
+        if key not in self._blanks or self._probes is not None:
+            self._blanks[key] = torch.zeros(query_THD.shape, dtype=dtype, device=query_THD.device)
+        return self._blanks[key]
 
     def _projected(self, number: int, states: States) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values, [T, H, D] each."""

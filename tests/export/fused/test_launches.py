@@ -100,6 +100,24 @@ def test_a_block_of_t5_is_seven_kernels(gated: bool, monkeypatch: pytest.MonkeyP
     assert codes == [torch.float16, torch.int8, torch.float16] * 2
 
 
+@pytest.mark.parametrize(("probed", "filled"), [(False, 1), (True, 4)])
+def test_what_attention_does_not_write_is_filled_once_a_pass(probed: bool, filled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launch, "run", lambda launch: None)
+    made, zeros = list[Tensor](), torch.zeros
+
+    def counted(*given: Any, **named: Any) -> Tensor:
+        made.append(zeros(*given, **named))
+        return made[-1]
+
+    encoder = Encoder(base(), META, torch.float16)
+    ids = [meta(TOKENS, dtype=torch.int64) for _ in range(3)]
+    rows = Rows(*ids, meta(SEQUENCES + 1, dtype=torch.int32), meta(SEQUENCES, dtype=torch.int64), is_filled=True)
+    monkeypatch.setattr(torch, "zeros", counted)
+    for passes in (1, 2):
+        (encoder.probe if probed else encoder.forward)(rows)
+        assert len(made) == passes * filled  # probes ask for the floats of each layer, too
+
+
 def different(made: list[Launch]) -> list[Launch]:
     """Returns one of all launches that are compiled to the same code."""
     found: dict[Any, Launch] = {}
