@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
@@ -132,8 +133,11 @@ def at_capability(launch: Launch, capability: int) -> Launch:
     """Returns a launch as a GPU of a compute capability (80 for 8.0) starts it: some arguments depend on it by default."""
     if "LAZY" not in launch.arguments:
         return launch
-    lazy = attention.lazy_at((capability // 10, capability % 10), launch.arguments["q"], launch.arguments["v"])
-    return replace(launch, arguments={**launch.arguments, "LAZY": lazy})
+    at, (query, values, out) = (capability // 10, capability % 10), (launch.arguments[name] for name in ("q", "v", "out"))
+    arguments = {**launch.arguments, "LAZY": attention.lazy_at(at, query, values)}
+    if values.dtype != torch.float32:
+        return replace(launch, arguments=arguments)
+    return replace(launch, arguments=arguments, num_warps=attention.float32_warps_at(at, query.shape[2], out.dtype))
 
 
 def compiled(launch: Launch, capability: int) -> Binary:

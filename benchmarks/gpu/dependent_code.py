@@ -3,9 +3,11 @@
     ACQBULK    griddepcontrol.wait
     PREEXIT    griddepcontrol.launch_dependents
     CCTL..PF2  prefetch.global.L2, the only instruction on global memory that may come before the wait
+    UTCATOMSWS.FIND    tcgen05.alloc, which blocks until another program of the multiprocessor gives tensor memory back (capability 10.0)
 
 `faults` follows every way through the code from its beginning to a wait. On none of them may a thread load, store, end, let the next kernel
-start, or jump where the code does not say. As the compiler is free to move instructions, it is the machine code that is read.
+start, or jump where the code does not say. Behind the point where the next kernel may start, no program may ask for tensor memory: programs
+of the next kernel could have it, and wait for this one. As the compiler is free to move instructions, it is the machine code that is read.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from export.kernels.epilogue import Output
 from export.kernels.gemm import Tile
 
 CAPABILITIES = (90, 100, 120)
-WAIT, LAUNCH, PREFETCH = "ACQBULK", "PREEXIT", re.compile(r"CCTL\.E\.PF")
+WAIT, LAUNCH, ALLOCATE, PREFETCH = "ACQBULK", "PREEXIT", "UTCATOMSWS.FIND", re.compile(r"CCTL\.E\.PF")
 GLOBAL = re.compile(
     r"(LD|LDG|LDGSTS|LDGMC|ST|STG|STGMC|ATOM|ATOMG|RED|REDG|MATCH|QSPC|CCTL|CCTLL|UTMA\w*|UBLK\w*|SU\w+|TEX|TLD4?|TXQ|TMML|FOOTPRINT|ERRBAR)"
     r"(\.|$)"
 )
 """Instructions on global memory, those included that no kernel of ours has."""
-JUMPS = re.compile(r"(BRX|BRXU|JMP|JMX|JMXU|CALL|RET|RTT|BREAK|KILL|BPT|LEPC|WARPSYNC|NANOTRAP)(\.|$)")
+JUMPS = re.compile(r"(BRX|BRXU|JMP|JMX|JMXU|CALL|RET|RTT|BREAK|KILL|BPT|LEPC|WARPSYNC\.COLLECTIVE|NANOTRAP)(\.|$)")
 """Jumps that are not followed, and what goes with them."""
 LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)(.*)$")
 TARGET = re.compile(r"`\((\.L_x_\d+)\)")
-MORE_REGISTERS = 8
+MORE_REGISTERS = 10
 """By how many registers of a thread a dependent launch may exceed the plain one: addresses of what is prefetched."""
 NAMES = (
     "quantize per tensor, 4096 x 768",
@@ -85,33 +87,45 @@ class _Instruction:
     always: bool
     """Whether it runs whatever a predicate says."""
     target: str | None
+    """Label that it branches to."""
+    jumps_out: bool
+    """Whether it is a branch to no label."""
 
 
 def faults(binary: Binary) -> list[str]:
-    """Returns in words what a dependent launch does before its wait that it must not; empty where its start is safe."""
+    """Returns in words what a dependent launch does before its wait that it must not, and where it asks for tensor memory too late."""
     instructions, labels = _parsed(binary.code)
-    found, waiting, seen = list[str](), [0], set[int]()
-    if not any(one.name.startswith(LAUNCH) for one in instructions):
-        found.append(f"it never lets the next kernel start ({LAUNCH})")
+    starts = [at for at, one in enumerate(instructions) if one.name.startswith(LAUNCH)]
+    before, waited = _reached(instructions, labels, [0], WAIT)
+    behind, _ = _reached(instructions, labels, starts)
+    problems = ((at, _problem(instructions[at])) for at in sorted(before))
+    found = [f"{instructions[at].name} at instruction {at}: {problem} before the wait" for at, problem in problems if problem is not None]
+    late = sorted(at for at in behind if instructions[at].name.startswith(ALLOCATE))
+    found += [f"{instructions[at].name} at instruction {at}: it asks for tensor memory behind {LAUNCH}" for at in late]
+    found += [] if starts else [f"it never lets the next kernel start ({LAUNCH})"]
+    found += [] if waited else [f"it never waits ({WAIT})"]
+    return [f"{binary.name} on sm_{binary.capability}: {problem}" for problem in found]
+
+
+def _reached(
+    instructions: Sequence[_Instruction], labels: Mapping[str, int], starts: Sequence[int], end: str | None = None
+) -> tuple[set[int], bool]:
+    """Returns the instructions on all ways from some of them until those with a name, and whether any of these was met."""
+    waiting, seen, met = list(starts), set[int](), False
     while waiting:
         at = waiting.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        if at >= len(instructions):
-            found.append("it runs past its end without a wait")
+        if at in seen or at >= len(instructions):
             continue
         one = instructions[at]
-        if one.name.startswith(WAIT) and one.always:
+        if end is not None and one.name.startswith(end) and one.always:
+            met = True
             continue
-        problem = _problem(one)
-        if problem is not None:
-            found.append(f"{one.name} at instruction {at}: {problem} before the wait")
-        if one.name.startswith("BRA") and one.target is not None:
-            waiting.append(labels[one.target])
-        if not (one.always and one.name.startswith(("BRA", "EXIT"))):
+        seen.add(at)
+        if one.name.startswith("BRA") and one.target in labels:
+            waiting.append(labels[str(one.target)])
+        if not (one.always and one.name.startswith(("BRA", "EXIT", "RET"))):
             waiting.append(at + 1)
-    return [f"{binary.name} on sm_{binary.capability}: {problem}" for problem in sorted(found)]
+    return seen, met
 
 
 def costs(plain: Binary, dependent: Binary) -> list[str]:
@@ -134,7 +148,7 @@ def _problem(one: _Instruction) -> str | None:
         return "it lets the next kernel start"
     if one.name.startswith("EXIT"):
         return "a thread ends"
-    if JUMPS.match(one.name) or (one.name.startswith("BRA") and one.target is None):
+    if JUMPS.match(one.name) or one.jumps_out:
         return "a jump that is not followed"
     if GLOBAL.match(one.name) and not PREFETCH.match(one.name):
         return "it is on global memory"
@@ -149,7 +163,7 @@ def _parsed(code: Sequence[str]) -> tuple[list[_Instruction], Mapping[str, int]]
         if label := LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif match := LINE.match(line):
-            target = TARGET.search(match[4])
-            uniform = match[3].startswith("BRA") and "," in match[4]  # a uniform predicate is an operand
-            instructions.append(_Instruction(match[3], match[2] is None and not uniform, target[1] if target else None))
+            name, target, branches = match[3], TARGET.search(match[4]), match[3].startswith("BRA")
+            always = match[2] is None and not (branches and "," in match[4])  # a uniform predicate is an operand
+            instructions.append(_Instruction(name, always, target[1] if target else None, branches and target is None))
     return instructions, labels

@@ -121,7 +121,7 @@ def launch(
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
     tile_q, tile_k, num_warps = (64, 64, 4) if longest <= 64 else (128, 64, 8)
     if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile are in registers
-        tile_q, tile_k, num_warps = 32, 32, 4 if dimension <= 64 else 8  # 4 spill 7 registers at D = 128 on sm_80
+        tile_q, tile_k, num_warps = 32, 32, float32_warps_at(capability_of(q_THD), dimension, out_THD.dtype)
     arguments = {
         "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "bias": bias_HR,
         "farthest": 0 if bias_HR is None else bias_HR.shape[1] // 2, "factor": scores.factor * LOG2_E,
@@ -136,9 +136,20 @@ def launch(
     return Launch(packed_attention_kernel, (cdiv(longest, tile_q), heads, len(lengths)), arguments, cost, num_warps, 2)
 
 
+def capability_of(tensor: Tensor) -> tuple[int, int]:
+    """Returns the compute capability of the GPU of a tensor; tensors that are on no GPU count as 9.0."""
+    return torch.cuda.get_device_capability(tensor.device) if tensor.is_cuda else (9, 0)
+
+
+def float32_warps_at(capability: tuple[int, int], dimension: int, stored: torch.dtype) -> int:
+    """Returns the warps of a program without matrix instructions: 4 spill 7 registers for heads of 128 on sm_80, and 12 on sm_120 where
+    the outputs are codes."""
+    return 8 if dimension > 64 or (stored == torch.int8 and capability >= (12, 0)) else 4
+
+
 def lazy_by_default(q_THD: Tensor, v_TKD: Tensor) -> bool:
-    """Whether `Scores.lazy` saves instructions, and spills nothing; tensors that are on no GPU count as capability 9.0."""
-    return lazy_at(torch.cuda.get_device_capability(q_THD.device) if q_THD.is_cuda else (9, 0), q_THD, v_TKD)
+    """Whether `Scores.lazy` saves instructions, and spills nothing."""
+    return lazy_at(capability_of(q_THD), q_THD, v_TKD)
 
 
 def lazy_at(capability: tuple[int, int], q_THD: Tensor, v_TKD: Tensor) -> bool:

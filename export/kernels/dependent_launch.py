@@ -13,6 +13,10 @@ one start. Proof that a chain of such launches computes what plain launches comp
        earlier kernels are complete. It does not matter which of them wrote what kernel N reads, or read what it overwrites.
     3. A kernel of torch in between is launched plainly: it starts when kernel N - 1 is complete, and kernel N waits for it.
 
+No program waits for one that cannot run: when kernel N starts, every program of kernel N - 1 has its registers, its shared memory and, on
+capability 10.0, its tensor memory, which it asks for before its wait. A kernel of a library that lets others start before it has its tensor
+memory would break this; the build would hang where it records the pass.
+
 Before the wait a product may prefetch the first bytes of its weight into the L2 cache. A prefetch returns nothing and changes no memory, so
 the proof does not depend on what is prefetched. `benchmarks.gpu.dependent_code` checks all of this in the machine code.
 

@@ -14,9 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from export.engines import torch_kernels, torch_kernels_decoder
 from export.engines.torch_kernels import launches_of
 from export.fused import compared_launches, launches, tuning
 from export.fused.decoder import compared_launches as compared_steps
+from export.fused.decoder.cache import Cache, New
+from export.fused.decoder.forward import Decoder
 from export.fused.decoder.parts import decoder_plan
 from export.fused.decoder.plan import read_decoder, write_decoder
 from export.fused.forward import Encoder
@@ -130,6 +133,25 @@ def test_every_kernel_of_a_pass_is_launched_so(model: str, dependent: bool, monk
     assert {(launch.dependent, launch.options["launch_pdl"], launch.given["DEPENDENT"]) for launch in made} == {(dependent,) * 3}
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w8a16", "w4a16"])
+def test_every_kernel_of_a_decoder_is_launched_so(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Launch] = []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch))  # a method, which `append` itself is not
+    monkeypatch.setattr(launches, "refusal", lambda device: None)
+    plan = decoder_plan(Checkpoint(decoders.checkpoint(tmp_path, decoders.Shape("llama", scheme, tables=True))))
+    decoder = Decoder(replace(plan, launches=Launches(True)), META, torch.float16)
+    ids, starts = [meta(6, dtype=torch.int64) for _ in range(3)], meta(3, dtype=torch.int32)
+    decoder.forward(Rows(*ids, starts, meta(2, dtype=torch.int64)))
+    read = len(made)
+    cache = Cache(plan, META, torch.float16, 600, longest=300)
+    table = meta(2, 19, dtype=torch.int32)
+    decoder.step(New(*(tensor[:2] for tensor in ids), meta(2, dtype=torch.int32), meta(2, dtype=torch.int32), table), cache)
+    names = {launch.kernel.fn.__name__ for launch in made[read:]}
+    assert {"paged_attention_kernel", "combined_kernel", "w8a16_gemm_kernel"} <= names
+    assert "packed_attention_kernel" in {launch.kernel.fn.__name__ for launch in made[:read]}
+    assert all(launch.dependent for launch in made)
+
+
 def compared(folder: Path, *, wrong: bool) -> tuple[str, str | None, list[str], int]:
     """Returns shape and difference of a pass whose recordings run again, the kinds that are timed, and the rows of the recordings."""
     plan = plan_of(Checkpoint(folder))
@@ -154,7 +176,7 @@ def test_a_pass_is_compared(interpreted: Interpreted, tmp_path: Path, wrong: boo
     folder = encoders.checkpoint(tmp_path, Shape(config={"num_hidden_layers": 1}))
     shape, difference, kinds, rows = interpreted(compared, folder, wrong=wrong)
     assert (shape, kinds, rows) == ("2 x 5", ["plain", "dependent"], 2)
-    assert difference == ("1 of 4 logits" if wrong else None)
+    assert difference == ("1 of 6 logits" if wrong else None)
 
 
 def compared_decoder(folder: Path, *, wrong: bool) -> tuple[str, str | None, int]:
@@ -208,3 +230,44 @@ def test_a_build_says_why_launches_are_plain(monkeypatch: pytest.MonkeyPatch) ->
     assert "9.0" in line
     assert "8.0" in line
     assert chosen.reported == {"launches": chosen.line}
+
+
+def built(engine: Any, folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Builds an engine for a GPU that is not there, on which dependent launches are faster; returns what `launches_of` was given."""
+    asked: list[Any] = []
+
+    def choose(*given: Any) -> Launches:
+        asked.append(given[1:3])
+        return FASTER
+
+    monkeypatch.setattr(torch_kernels, "absence", lambda device: None)
+    monkeypatch.setattr(engine, "absence", lambda device: None)
+    monkeypatch.setattr(engine, "launches_of", choose)
+    monkeypatch.setattr(engine, "nodes_of", lambda model: {})
+    monkeypatch.setattr(torch_kernels, "with_attention", lambda plan, request: plan)
+    given = SimpleNamespace(
+        folder=out, checkpoint=Checkpoint(folder), model=None, buckets=(8,), target=SimpleNamespace(device="cuda"), float_precision="fp32",
+        fp16_float_part=True, kv_cache="float", engine=engine.__name__, entry=lambda *given, **named: None,
+    )  # fmt: skip
+    list(engine.build(given))
+    return asked
+
+
+def test_an_encoder_is_built_with_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = encoders.checkpoint(tmp_path, Shape(config={"num_hidden_layers": 1}))
+    assert built(torch_kernels, folder, tmp_path, monkeypatch) == [(encoders.LENGTH, "fp16")]
+    assert read_plan(tmp_path / torch_kernels.FILE).launches == FASTER
+
+
+def test_a_decoder_is_built_with_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for write in ("export.generation.text_files.write_text_files", "export.generation.genai_folder.write_generation_config"):
+        monkeypatch.setattr(write, lambda *_: None)
+    folder = decoders.checkpoint(tmp_path, decoders.Shape("llama"))
+    assert built(torch_kernels_decoder, folder, tmp_path, monkeypatch) == [(decoders.LENGTH, "fp16")]
+    assert read_decoder(tmp_path / torch_kernels_decoder.FOLDER / torch_kernels_decoder.FILE).launches == FASTER
+
+
+def test_engines_report_the_choice() -> None:
+    opened: Any = SimpleNamespace(_runner=SimpleNamespace(plan=SimpleNamespace(launches=FASTER), float_precision="fp16"))
+    assert torch_kernels.TorchKernels.reported(opened) == {"launches": FASTER.line}
+    assert torch_kernels_decoder.TorchKernelsDecoder.reported(opened) == {"keys and values": "fp16", "launches": FASTER.line}
