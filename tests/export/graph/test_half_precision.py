@@ -53,11 +53,13 @@ def test_onnx_runtime_answers_as_a_naive_evaluation_in_halves(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_with_a_half_rest_is_hardly_further_from_float_than_with_float32(kind):
-    rows = half_graphs.features(kind, 8, 24, 7)
+    drawn = [half_graphs.features(kind, 8, 24, seed) for seed in range(3 if kind == "bert-base" else 8)]
+    rows = {name: np.concatenate([some[name] for some in drawn]) for name in drawn[0]}
     floating = run(onnx.load(str(half_graphs.graph(kind))), rows)
     int8 = run(onnx.load(str(half_graphs.quantized(kind))), rows)
     halved = run(half_graphs.halved(half_graphs.quantized(kind)).model, rows)
-    assert np.abs(halved - floating).mean() < 1.5 * np.abs(int8 - floating).mean()  # a rest that is nearly equal still flips some codes
+    # A rest that is nearly equal flips codes one way or the other: of 8 rows the ratio is 0.7 to 1.5, by the processor's rounding.
+    assert np.abs(halved - floating).mean() < 1.5 * np.abs(int8 - floating).mean()
 
 
 @pytest.mark.parametrize("half", ["fp16", "bf16"])
