@@ -125,6 +125,7 @@ class Export(Stage):
         self._check_precision(context)
         self._check_zeros(context)
         _check_cache(config, context)
+        _check_model(config, context)
         if self.generation.batch_invariant:
             _check_invariant(config, context, self._key("generation.batch_invariant"))
         if self.tensor_parallel > 1:
@@ -308,6 +309,14 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
             f"it answers from keys and values of every layer, and {missing}",
             f"give a decoder whose layers all keep them, or leave {cached[0]} out",
         )
+
+
+def _check_model(config: PreTrainedConfig, context: Context) -> None:
+    from export.engines.registry import engine_module
+
+    for engine in context.target.engines:
+        if why := engine_module(engine).model_refusal(config):
+            raise InputError("target.engines", f"{engine} given", why, f"leave {engine} out, or train without a prefix")
 
 
 def _check_invariant(config: PreTrainedConfig, context: Context, key: str) -> None:

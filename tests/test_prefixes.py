@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import nn
 
+from compress.commands.plan import plan
 from compress.pipeline import run
 from compress.recipe import check
 from export.compressed_tensors import obstacle
@@ -48,6 +49,7 @@ from quantize.rotation.rotation import rotate
 from tests.distill.conftest import checkpoint, make_context, make_model, told  # noqa: F401 - fixtures
 from tests.export import sentiment
 from tests.foundation.models.layers.test_prefix import rows
+from tests.problems import raises_problem
 
 pytestmark = pytest.mark.whole
 KEY, TOKENS = "stages.x", 3
@@ -208,7 +210,7 @@ def test_what_does_not_read_it_says_so(checkpoint: Any, make_context: Callable[.
     assert "read a learned prefix" in str(obstacle(Checkpoint(tmp_path / "int8")))
 
 
-def recipe(folder: Path, path: Path, *stages: dict[str, Any]) -> Any:
+def recipe(folder: Path, path: Path, *stages: dict[str, Any], engines: tuple[str, ...] = ("openvino", "onnxruntime")) -> Any:
     folder.mkdir()
     for seed, (split, count) in enumerate({"train": 96, "test": 40}.items()):
         random = np.random.default_rng(seed)
@@ -220,11 +222,18 @@ def recipe(folder: Path, path: Path, *stages: dict[str, Any]) -> Any:
             "name": "tiny",
             "model": {"path": str(path), "task": "text-classification", "head": "new"},
             "data": {"path": str(folder), "max_length": sentiment.LENGTH},
-            "target": {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1, 4], "sequence_lengths": [8], "threads": 1},
+            "target": {"engines": [*engines], "batch_sizes": [1, 4], "sequence_lengths": [8], "threads": 1},
             "stages": [{"finetune": {"prefix": {"tokens": 4, "encoder": "mlp"}, "epochs": 3, "learning_rate": 0.02}}, *stages],
             "seed": 1,
         }
     )
+
+
+def test_an_engine_that_does_not_read_it_is_refused_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.torch_kernels.absence", lambda device: None)
+    given = recipe(tmp_path / "data", sentiment.checkpoint(), {"quantize": {}}, {"export": {}}, engines=("torch_kernels",))
+    with raises_problem("target.engines", "torch_kernels", "learned prefix", "leave torch_kernels out"):
+        plan(given, tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 
 if TYPE_CHECKING:  # the process of an engine reads this file, and needs neither pydantic nor torch for it
+    from transformers import PreTrainedConfig
+
     from export.choices import FloatSetting
     from export.engines.spec import BuildRequest, Engine, EngineSpec
     from export.parity.own_rounding import Rounding
@@ -68,6 +70,10 @@ def static_layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list
     return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
 
 
+def _none(config: PreTrainedConfig) -> str | None:
+    return None
+
+
 def _no() -> bool:
     return False
 
@@ -88,6 +94,9 @@ class EngineModule:
     """(request): writes the files of the engine; gives its entries, the recommended mode first."""
     open_engine: Callable[[EngineSpec], Engine]
     """(spec): opens the engine in this process; raises what its library raises where it does not run here."""
+    model_refusal: Callable[[PreTrainedConfig], str | None] = _none
+    """(config): in one line why the engine cannot run the model of a Transformers config, as far as the config shows it; None if it can.
+    It is checked before the first stage."""
     proves_ahead: Callable[[], bool] = _no
     """(): whether a run continues on a machine where the engine cannot run: it is proved ahead of time, or recorded as not runnable."""
     computes_bf16: Callable[[], bool] = _no

@@ -32,6 +32,8 @@ from foundation.schemes.table import is_static_int8
 from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from export.choices import FloatPrecision, FloatSetting
     from export.fused.decoder.plan import DecoderPlan
     from export.fused.graphs import Record
@@ -45,6 +47,7 @@ MODE, FILE = "packed", "torch_kernels.safetensors"
 INTERPRET = "TRITON_INTERPRET"
 NO_GPU = "torch finds no NVIDIA GPU that it can use"
 NO_TRITON = "the package triton is not installed: pip install 'compress-transformers[kernels]'"
+PREFIX = "its kernels of attention read no learned prefix, and the model has one"
 OWNERS = {"packed": "our", "varlen": "torch's"}
 """Of the kernels of attention."""
 ATTENTION_PRODUCTS = ("qk", "pv")
@@ -58,6 +61,13 @@ def interprets() -> bool:
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why the kernels cannot run a graph of this precision; None where they can."""
     return None if is_static_int8(precision) else f"it runs int8 with static scales only (scheme w8a8), and this build is {precision}"
+
+
+def model_refusal(config: PreTrainedConfig) -> str | None:
+    """Returns in one line why the kernels cannot run the model of a Transformers config, as far as the config shows it."""
+    from foundation.models.own_shape import prefix_of
+
+    return PREFIX if prefix_of(config) else None
 
 
 def absence(device: str) -> str | None:
