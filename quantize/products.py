@@ -266,5 +266,5 @@ def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collec
 
 def _figures(histogram: Histogram, scale: float) -> dict[str, object]:
     power, error = signal(histogram), noise(histogram, scale)
-    decibels = None if power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)
+    decibels = None if not histogram.largest or power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)
     return {"scale": scale, "max_abs": histogram.largest, "clipped": clipped_share(histogram, scale), "sqnr_db": decibels}

@@ -171,6 +171,21 @@ def range_warnings(rows: Sequence[Row], unreached: Sequence[str], *, chosen_by: 
     return warnings
 
 
+def silent_warnings(figures: Sequence[LayerFigures]) -> list[str]:
+    """Returns no or one warning about layers whose inputs are 0 on all calibration rows, so that no range is known.
+
+    Args:
+        figures: Figures of the layers.
+    """
+    silent = [figure["name"] for figure in figures if figure["max_abs"] == 0 and "input_scale" in figure]
+    if not silent:
+        return []
+    return [
+        f"the inputs of {len(silent)} layers are 0 on all calibration rows; on other rows they would be rounded in steps of 1: "
+        f"{_preview(silent)}"
+    ]
+
+
 def compare_ranges(figures: Sequence[LayerFigures], selection: Observed[Histogram], highest: int) -> list[str]:
     """Adds the largest input and the clipped share on selection rows to each layer's figures; warns if calibration does not cover them.
 

@@ -135,7 +135,8 @@ def input_figures(scales: Scales, histogram: Histogram) -> InputFigures:
     scale = float(scales.tensors()["input_scale"])
     figures: InputFigures = {"input_scale": scale, "clipped": clipped_share(histogram, scale, row.largest_activation)}
     if row.equal_steps:
-        figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, scale))
+        # zeros are exact; a histogram spreads them over its first bin, where signal and noise would be equal
+        figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, scale)) if histogram.largest else None
     return figures
 
 

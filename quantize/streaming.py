@@ -42,7 +42,7 @@ from quantize.awq import describe as describe_awq
 from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
-from quantize.ptq import UNREACHED, choose_layers, range_warnings
+from quantize.ptq import UNREACHED, choose_layers, range_warnings, silent_warnings
 from quantize.rotation.rotation import describe as describe_rotation
 from quantize.rotation.stored import rotate_folder
 from quantize.rounding.autoround import Options
@@ -183,7 +183,7 @@ def _from_file_to_file(
     figures = _figures(written, settings, len(rows), context.progress.log)
     figures |= {"tables": noise} if row_scales else {}
     figures["streamed"] = {"unit_bytes": max(model.unit_bytes().values()), "hidden_bytes": hidden_bytes}
-    return figures, kept, range_warnings(rows, written.unreached) if batches else []
+    return figures, kept, [*range_warnings(rows, written.unreached), *silent_warnings(written.layers)] if batches else []
 
 
 def _write_around(model: StreamedModel, weights: ShardWriter, *, tables: bool) -> tuple[dict[str, Tensor], dict[str, float | None]]:
