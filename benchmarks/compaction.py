@@ -43,6 +43,7 @@ from foundation.measure.metrics import METRICS
 from foundation.measure.turns import ratio
 from foundation.models.checkpoint import load_float
 from foundation.models.importing import import_model
+from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
@@ -80,7 +81,8 @@ def make(recipe: Recipe, out: Path) -> None:
     """Makes the int8 models, and evaluates their engines."""
     context = prepare(recipe, out / "run", ConsoleProgress())
     *stages, quantize = recipe.stages
-    source = step(out / "baseline", lambda folder: import_model(recipe.model, context.data.labels, context.seed, folder))
+    tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
+    source = step(out / "baseline", lambda folder: import_model(recipe.model, context.data.labels, context.seed, folder, tokenizer))
     context = replace(context, checkpoints={"baseline": source}, teachers=(source,))
     floats = {DENSE: source}
     for stage in stages:

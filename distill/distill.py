@@ -311,6 +311,7 @@ class Distill(DistillSettings):
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
+            **history.of_experts,
             "rows": len(lesson.split),
             "labelled_rows": lesson.num_labelled,
             "teacher": lesson.teacher,

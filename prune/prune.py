@@ -125,7 +125,8 @@ class Prune(PruneSettings):
         if "width" in self.granularity:
             try_width(config, key)
         if self.recover is not None:
-            self._check_shared(context.team.tensor)
+            self._check_shared(context.team.tensor, {"heads", "ffn"}, "processes share the heads and neurons of each block", "tensor")
+            self._check_shared(context.team.experts, {"experts"}, "processes spread the experts of each block", "experts")
             after = self._after(config, plan) if self.recover.named or self.tokens else config
             check_recovery(self.recover, f"{self.key}.recover", config, after, teacher, context)
         if is_learned(self.method):  # masks are learned on the unpruned model
@@ -154,12 +155,12 @@ class Prune(PruneSettings):
         prove = prove_merging if merges else prove_tokens
         prove(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
 
-    def _check_shared(self, tensor: int) -> None:
-        """Raises if what is left need not divide by the processes that share each layer."""
-        if {"heads", "ffn"} & set(self.granularity) and (self.divisible_by or 1) % tensor:
+    def _check_shared(self, processes: int, units: set[str], how: str, setting: str) -> None:
+        """Raises if what is left of some units need not divide by the processes that share them."""
+        if units & set(self.granularity) and (self.divisible_by or 1) % processes:
             given = f"{self.divisible_by} given" if self.divisible_by else "not given"
-            why = f"{tensor} processes share the heads and neurons of each block while it is fine-tuned (parallel.tensor)"
-            raise InputError(f"{self.key}.divisible_by", given, why, f"give {tensor}")
+            why = f"{processes} {how} while it is fine-tuned (parallel.{setting})"
+            raise InputError(f"{self.key}.divisible_by", given, why, f"give {processes}")
 
     def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """The expected config of the pruned model, with the vocabulary unchanged.

@@ -132,6 +132,11 @@ class Quantize(QuantizeSettings):
                 "layers that train in integers are not divided into stages",
                 "give pipeline: 1, and strategy: ddp or fsdp2",
             )
+        if self.mode != "ptq" and context.team.experts > 1:
+            given = f"{self.mode} given with parallel.experts: {context.team.experts}"
+            raise InputError(
+                f"stages.{self.title}.mode", given, "experts that train in integers are not spread", "give experts: 1, or mode: ptq"
+            )
         key = key_of(self.title)
         if self.mode != "ptq":
             check_training(self.qat, config, context, key)

@@ -22,6 +22,7 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "qwen2": lambda **other: transformers.Qwen2Config(
         **{**LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, **other}
     ),
+    "mixtral": lambda **other: transformers.MixtralConfig(**{**LLAMA, "num_local_experts": 4, **other}),
     "gpt2": lambda **other: transformers.GPT2Config(
         **{
             "n_embd": 32,

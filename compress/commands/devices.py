@@ -114,6 +114,7 @@ def _training(
         tensor=context.parallel.tensor if devices.count > 1 else 1,
         sequence=context.parallel.sequence and devices.count > 1,
         context=context.parallel.context if devices.count > 1 else 1,
+        experts=context.parallel.experts if devices.count > 1 else 1,
         pipeline=context.parallel.pipeline if devices.count > 1 else 1,
         schedule=context.parallel.schedule,
         microbatches=context.parallel.microbatches,
@@ -130,7 +131,7 @@ def _training(
         return
     found = proposal(training, devices, lambda proposed: refused(proposed) is None)
     last = found.training
-    team = Team(0, devices.count, last.strategy, last.tensor, last.pipeline, last.sequence, last.context)
+    team = Team(0, devices.count, last.strategy, last.tensor, last.pipeline, last.sequence, last.context, last.experts)
     shown = f"{devices.count} devices by {team.plan}"
     shown = shown if devices.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(devices.usable)} are not enough, whatever is changed"

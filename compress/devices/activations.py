@@ -74,6 +74,23 @@ class Step:
 
 
 @contextmanager
+def _grouped_products_of_any_type() -> Iterator[None]:
+    """Lets experts of a mixture multiply by an operation of Transformers, which keeps the same tensors for backward.
+
+    torch 2.13 says of its own what the product of bfloat16 on a GPU takes, and refuses the float32 weights of a training, which it
+    multiplies on every device (findings/torch_grouped_mm_without_values.sh).
+    """
+    from transformers.integrations import moe
+
+    before = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda *tensors: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = before
+
+
+@contextmanager
 def without_memory(
     config: PreTrainedConfig,
     task: Task,
@@ -104,7 +121,7 @@ def without_memory(
     split = _split(config, task, tensor, if_shared) if tensor > 1 else None
     empty_caches()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), _grouped_products_of_any_type():
             # peft moves its adapters, which tensors without memory do not allow, but tensors of the meta device do
             with nullcontext() if lora is None else on_meta_device(), uninitialized(), quiet():
                 model: PreTrainedModel = auto_class(task, changed).from_config(with_class(changed, task))

@@ -15,6 +15,8 @@
     sequence     these processes share the tokens between the layers of blocks too: all that a block keeps is divided by their number
     context      processes share the tokens of each row: blocks hold activations of their own tokens, and for a moment keys and values of
                  all tokens; everything outside of blocks sees all tokens. Weights are replicated, or sharded over all processes by fsdp2.
+    experts      processes that spread the experts of a mixture have a part of their weights, gradients and moments, which fsdp2 does
+                 not divide further. Tokens on their way to experts are not counted.
     pipeline     a process has only its stages, whose activations are counted for a micro-batch and taken for as many as are between
                  forward and backward at one time, stage by stage: N - s in stage s of N with 1f1b. Hidden states and gradients that are
                  received have a place for every micro-batch. Gradients are there during forward passes. The process that takes most counts.
@@ -46,6 +48,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
+
 from compress.devices.activations import Changes, Counted, Step, bytes_of_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.spec import Devices, Link
 from foundation.core.target import Checkpointing, Parallel, Schedule
@@ -54,6 +58,8 @@ from foundation.machine.parallel import Strategy
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.stages import stages_of
 from foundation.models.forward import without_cache
+from foundation.models.layers.experts import is_stacked
+from foundation.models.layers.listed_experts import is_listed, keep_first
 from foundation.models.library import sizes_config
 from foundation.training.choices import OptimizerName
 from foundation.training.lora import Lora
@@ -103,6 +109,8 @@ class Training:
     """Devices that share the tokens of each row."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
+    experts: int = 1
+    """Devices that spread the experts of a mixture."""
     pipeline: int = 1
     """Devices that hold consecutive blocks."""
     schedule: Schedule = "1f1b"
@@ -113,7 +121,7 @@ class Training:
     @property
     def divides(self) -> bool:
         """Whether several devices hold parts of the model."""
-        return self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1
+        return self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1 or self.experts > 1
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,12 @@ class Sizes(NamedTuple):
     """Bytes that the optimizer keeps."""
     taught: int
     """Parameters of a teacher."""
+    spread: int = 0
+    """Of `own`, those in experts that devices spread: strategies do not divide them further."""
+    spread_trained: int = 0
+    """Of these, the trained ones."""
+    spread_moments: int = 0
+    """Bytes that the optimizer keeps for them."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +207,8 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
     rows = min(share, training.micro_batch_size or share)
     if training.tensor not in known.sizes:
         known.sizes[training.tensor] = _sizes(training)
-    own, units, trained, widest, moments, taught = known.sizes[training.tensor]
+    sizes = known.sizes[training.tensor]
+    own, units, trained, widest, moments, taught = sizes[:6]
     kind, counted = (rows, training.checkpointing, training.tensor, training.sequence, training.context), known.phases
     if kind not in counted:
         names = (
@@ -219,7 +234,10 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
     accumulates = rows < share or in_buckets
     best = FLOAT * trained * training.keeps_best
     here = best if processes > 1 and training.divides else 0
-    weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * trained // divided, moments // divided
+    best_apart = FLOAT * sizes.spread_trained * training.keeps_best * (here > 0)
+    weights = (FLOAT * (own - sizes.spread + taught) + here - best_apart) // divided + FLOAT * sizes.spread + best_apart
+    gradients = FLOAT * (trained - sizes.spread_trained) // divided + FLOAT * sizes.spread_trained
+    moments = (moments - sizes.spread_moments) // divided + sizes.spread_moments
     there = 0 if training.offload and sharded else 1
     passing = gradients if not sharded else FLOAT * trained if accumulates else FLOAT * widest if training.offload else gradients
     return Needed(
@@ -237,6 +255,10 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
 def _sizes(training: Training) -> Sizes:
     """Counts the weights of a training."""
     with without_memory(training.config, training.task, training.tensor, lora=training.lora, changes=training.changes) as model:
+        apart = spread_among(model, training.experts)
+        apart_trained = [weight for weight in apart if weight.requires_grad]
+        spread = sum(weight.numel() for weight in apart), sum(weight.numel() for weight in apart_trained)
+        spread_moments = moment_bytes(training.optimizer, apart_trained)
         parts = [*blocks_of(model, "model").values(), *ends_of(model)]
         own, units = numel(model), tuple(numel(part) for part in parts)
         trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
@@ -245,7 +267,25 @@ def _sizes(training: Training) -> Sizes:
     if training.teacher is not None:
         with without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
             taught = numel(model)
-    return Sizes(own, units, trained, widest, moments, taught)
+    return Sizes(own, units, trained, widest, moments, taught, *spread, spread_moments)
+
+
+def spread_among(model: nn.Module, devices: int) -> list[nn.Parameter]:
+    """Leaves the experts of one device in a model, in place; returns their weights, none where devices spread no experts."""
+    if devices == 1:
+        return []
+    found: list[nn.Parameter] = []
+    for module in list(model.modules()):
+        experts: Any = module
+        if is_listed(module):
+            keep_first(module, int(experts.num_experts) // devices)
+            found += module.parameters()
+        elif is_stacked(module):
+            for name, weight in list(module.named_parameters(recurse=False)):
+                own = nn.Parameter(weight[: len(weight) // devices].detach(), requires_grad=weight.requires_grad)
+                module.register_parameter(name, own)
+                found.append(own)
+    return found
 
 
 def in_stages(training: Training, processes: int) -> list[Needed]:
@@ -340,6 +380,8 @@ def plans(training: Training, processes: int, link: Link) -> list[Plan]:
     own = Plan(training.strategy, training.tensor, training.pipeline, training.offload, training.context)
     if processes == 1 or training.pipeline > 1:
         return [own]
+    if training.experts > 1:
+        return [own] if training.strategy == "fsdp2" else [own, Plan("fsdp2")]
     many = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
     blocks = int(sizes_config(training.config).num_hidden_layers)
     alone = training.tensor == training.context == 1

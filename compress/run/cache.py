@@ -49,6 +49,8 @@ def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[s
     }
     if context.parallel.gradients != "float32" and step.team(context.team).size > 1:
         contents["gradients"] = [context.parallel.gradients, context.parallel.powersgd_rank]
+    if context.parallel.expert_capacity is not None and step.team(context.team).size > 1:
+        contents["expert_capacity"] = [context.parallel.experts, context.parallel.expert_capacity]
     if context.parallel.checkpointing == "int8" and step.PRODUCES == "checkpoint":  # the others change no training
         contents["checkpointing"] = context.parallel.checkpointing
     if context.stride:

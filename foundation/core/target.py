@@ -66,7 +66,7 @@ class Target(Config):
 class Parallel(Config):
     """How trainings use devices and their memory. Processes are started by a launcher such as torchrun."""
 
-    LATER: ClassVar[tuple[str, ...]] = ("mesh",)
+    LATER: ClassVar[tuple[str, ...]] = ("mesh", "experts", "expert_capacity")
 
     strategy: Strategy = "ddp"
     """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU. Has no
@@ -94,6 +94,13 @@ class Parallel(Config):
     gathers keys and values. For rows too long for one device. It must divide the number of processes: groups of that many share the rows,
     and gradients are summed over all processes by `strategy`. For models that use the attention functions of Transformers. Has no effect
     without a launcher."""
+    experts: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Expert parallelism: neighbouring processes spread the experts of a mixture. Each has some of them, whole, and rows of its own; tokens
+    are sent to their experts and back. It must divide the number of processes and the number of experts of every layer: groups of that many
+    have the same experts. The rest of the model is divided by `strategy`. Has no effect without a launcher."""
+    expert_capacity: Annotated[float, Field(gt=0)] | None = None
+    """With experts: capacity factor in training. An expert takes at most this many times its even share of a step's tokens; the choices
+    with the smallest router weights are dropped and counted. 1.25 is common. null: nothing is dropped. Has no effect without a launcher."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that hold consecutive blocks of the model, one stage each: hidden states go from stage to stage, gradients
     back. For models too large for one GPU where the link is slow, as between machines. It must divide the number of processes; groups of
@@ -145,6 +152,16 @@ class Parallel(Config):
         return self
 
     @model_validator(mode="after")
+    def _spreads_experts_alone(self) -> Self:
+        if self.experts == 1 and self.expert_capacity is not None:
+            raise ValueError(f"expert_capacity: {self.expert_capacity} given without experts: give experts: 2 or more, or leave it out")
+        others = {f"{name}: {getattr(self, name)}": getattr(self, name) > 1 for name in ("tensor", "context", "pipeline")}
+        others |= {"offload: true": self.offload, f"gradients: {self.gradients}": self.gradients != "float32"}
+        for given in (name for name, holds in others.items() if holds and self.experts > 1):
+            raise ValueError(f"{given} given with experts: {self.experts}, which goes with strategy alone: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _shares_tokens_of_shared_layers(self) -> Self:
         if self.sequence and self.tensor == 1:
             raise ValueError(
@@ -182,19 +199,19 @@ class Parallel(Config):
         """Returns the processes of a run with this section's settings.
 
         Raises:
-            InputError: `tensor`, `pipeline` or `context` does not divide the number of processes, or a mesh has not as many.
+            InputError: `tensor`, `pipeline`, `context` or `experts` does not divide the number of processes, or a mesh has not as many.
         """
         if team.size == 1:
             return team
         if self.mesh is not None and math.prod(self.mesh) != team.size:
             rows, columns = self.mesh
             raise InputError("parallel.mesh", f"[{rows}, {columns}] given for {team.size} processes", remedy=_meshes(team.size))
-        for name in ("tensor", "pipeline", "context"):
+        for name in ("tensor", "pipeline", "context", "experts"):
             if team.size % getattr(self, name):
                 fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
                 given = f"{getattr(self, name)} given for {team.size} processes"
                 raise InputError(f"parallel.{name}", given, remedy=f"give {' or '.join(map(str, fits))}")
-        names = ("strategy", "tensor", "pipeline", "sequence", "context")
+        names = ("strategy", "tensor", "pipeline", "sequence", "context", "experts")
         return replace(team, **{name: getattr(self, name) for name in names})
 
     @property

@@ -26,6 +26,8 @@ Whether all of them have come, and are still there, is `foundation.machine.lifel
     sequence  Those processes share the tokens of each row between the layers too (`foundation.models.architecture.sequence`).
     context  Neighbouring processes share the tokens of each row (`foundation.models.architecture.context`) and hold whole layers; each
              takes a part of the loss, so that `ddp` and `fsdp2` work over all processes as if every one had rows of its own.
+    experts  Neighbouring processes spread the experts of a mixture (`foundation.models.layers.expert_parallel`) and have rows of their
+             own. All else is as with `ddp` or `fsdp2`.
     pipeline  Neighbouring processes hold consecutive blocks (`foundation.training.processes.pipeline`) and work on the same rows; the
            others are distributed, only by `ddp`.
 """
@@ -79,6 +81,8 @@ class Team:
     """Whether processes that share each layer share the tokens between layers too."""
     context: int = 1
     """Neighbouring processes that share the tokens of each row; divides `size`. At most one of these three numbers is not 1."""
+    experts: int = 1
+    """Neighbouring processes that spread the experts of a mixture; divides `size`. If it is not 1, the three numbers are."""
     lifeline: Lifeline | None = field(default=None, compare=False, repr=False)
     """The lines to the other processes; None in a team of one."""
 
@@ -90,7 +94,7 @@ class Team:
     @property
     def shards(self) -> bool:
         """Whether each process holds only a part of the model."""
-        return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1)
+        return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1 or self.experts > 1)
 
     @property
     def runs_together(self) -> bool:
@@ -104,6 +108,8 @@ class Team:
             return f"pipeline: {self.pipeline}"
         if self.context > 1:
             return f"context: {self.context}"
+        if self.experts > 1:
+            return f"experts: {self.experts}"
         shared = f"tensor: {self.tensor}{', sequence: true' * self.sequence}"
         return shared if self.tensor > 1 else f"strategy: {self.strategy}"
 
@@ -114,6 +120,8 @@ class Team:
             return f"{self.strategy}, pipeline {self.pipeline}"
         if self.context > 1:
             return f"{self.strategy}, context {self.context}"
+        if self.experts > 1:
+            return f"{self.strategy}, experts {self.experts}"
         shared = f"{self.strategy}, tensor {self.tensor}{' with sequence' * self.sequence}"
         return shared if self.tensor > 1 else str(self.strategy)
 
@@ -158,6 +166,11 @@ class Team:
         return self.rank % self.context
 
     @property
+    def expert_rank(self) -> int:
+        """Index of the experts that this process has."""
+        return self.rank % self.experts
+
+    @property
     def pipeline_rank(self) -> int:
         """Index of the stage that this process holds."""
         return self.rank % self.pipeline
@@ -166,7 +179,7 @@ class Team:
         """Returns the mesh of a team whose processes run a model together; all processes must call it.
 
         Its dimensions are data, one and tensor where they share layers, data and stage where they are a pipeline, data and context where
-        they share tokens.
+        they share tokens, replica and expert where they spread experts.
         """
         import torch.distributed as dist
 
@@ -174,6 +187,8 @@ class Team:
             return _mesh(dist.group.WORLD, (self.data_size, self.pipeline), ("data", "stage"))
         if self.context > 1:
             return _mesh(dist.group.WORLD, (self.data_size, self.context), ("data", "context"))
+        if self.experts > 1:
+            return _mesh(dist.group.WORLD, (self.size // self.experts, self.experts), ("replica", "expert"))
         return _mesh(dist.group.WORLD, (self.data_size, 1, self.tensor), ("data", "one", "tensor"))
 
     def data_group(self) -> ProcessGroup | None:

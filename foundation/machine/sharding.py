@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, mesh: DeviceMesh | None = None) -> nn.Module:
+def shard(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    offload: bool = False,
+    mesh: DeviceMesh | None = None,
+    without: Collection[nn.Parameter] = (),
+) -> nn.Module:
     """Shards the weights of a model over all processes, in place; returns the model.
 
     Args:
@@ -25,6 +31,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, 
         blocks: The modules to gather one at a time.
         offload: Whether shards, their gradients and their optimizer state are in host memory.
         mesh: The processes to shard over; of two dimensions the first replicates. Default: all of them.
+        without: Weights that stay as they are, on the device.
     """
     import torch
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
@@ -36,7 +43,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, 
     for scalar in scalars:
         scalar.data = scalar.data.to(device)
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, ignored_params=scalars, offload_policy=policy)
+        fully_shard(module, mesh=mesh, ignored_params={*scalars, *without}, offload_policy=policy)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports

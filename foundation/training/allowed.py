@@ -8,6 +8,7 @@ from foundation.core.errors import InputError, Problem
 from foundation.data.splits import Split
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.context import check_context
+from foundation.models.architecture.expert_shares import check_experts
 from foundation.models.architecture.sequence import check_sequence
 from foundation.models.architecture.shapes import on_meta
 from foundation.models.architecture.split import check_split
@@ -50,6 +51,8 @@ def check_training(settings: TrainingSettings, config: PreTrainedConfig, context
         check_sequence(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.context > 1:
         check_context(config, context.task, context.max_length, context.team.context, key)
+    if context.team.experts > 1:
+        check_experts(config, context.task, context.team.experts, key, adapters=settings.lora is not None)
     if context.team.pipeline > 1:
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)

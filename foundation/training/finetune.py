@@ -170,6 +170,7 @@ class Finetune(TrainingSettings, Stage):
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
+            **history.of_experts,
             **({} if moved is None else {"thresholds": moved}),
             **({} if few.parameters is None else {"trained_parameters": few.parameters}),
         }

@@ -27,6 +27,16 @@ class History:
     repeated: int = 0
     """Steps that were taken again in float32 (`foundation.training.finite`)."""
 
+    chosen: int = 0
+    """Choices of an expert by a token, where processes spread the experts of a mixture."""
+    dropped: int = 0
+    """Of these, how many were dropped, because the expert had no room (`foundation.models.layers.expert_parallel`)."""
+
+    @property
+    def of_experts(self) -> dict[str, float]:
+        """The share of the choices of experts that was dropped, as a figure of a stage; empty where none was counted."""
+        return {"dropped_expert_choices": self.dropped / self.chosen} if self.chosen else {}
+
     @property
     def best(self) -> float:
         """The best selection value; infinitely bad before the first evaluation."""

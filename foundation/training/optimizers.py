@@ -107,14 +107,15 @@ SCALED: Mapping[OptimizerName, type[Lamb | Lars]] = {"lamb": Lamb, "lars": Lars}
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[Group]:
-    """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
+    """Returns the parameter groups: matrices with weight decay; biases, those of stacked experts too, norms and scalars without.
 
     Sharded parameters are in separate groups, one for each mesh of processes, because a fused optimizer step cannot mix them.
     """
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((parameter.ndim <= 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
+            free = parameter.ndim <= 1 or name.endswith("_bias")  # a bias of each expert is a matrix
+            groups.setdefault((free, getattr(parameter, "device_mesh", None)), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
     return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
 

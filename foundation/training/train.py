@@ -38,6 +38,7 @@ from foundation.machine.process import return_memory_if_short
 from foundation.machine.sharding import clip_gradients
 from foundation.measure.metrics import primary
 from foundation.models.forward import device_of, on_device
+from foundation.models.layers.expert_parallel import stacked_where_listed
 from foundation.models.layers.own_answers import answering
 from foundation.models.meta import empty_caches
 from foundation.stage.context import Context
@@ -177,7 +178,8 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
         raise InputError(training.label, "no rows to train on", remedy="give a train split")
     if training.split.together > 1:
         check_together(training.config, training.split, training.label)
-    with adapted(model, training.config.lora, training.seed, training.label):
+    spreads = training.team.experts > 1
+    with adapted(model, training.config.lora, training.seed, training.label), stacked_where_listed(model, spreads):
         return _trained(model, objective, training)
 
 
@@ -331,8 +333,7 @@ class _Loop:
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = dict(zip(sums, self.team.total(list(sums.values())), strict=True))
-        if self.pipeline is not None:
-            self.pipeline.sum_gradients()
+        self.division.sum_gradients()
         self.masks.apply()
         return sums, self._clip()
 
@@ -390,10 +391,20 @@ class _Loop:
             means = {name: total / self.seen for name, total in self.sums.items()}
             self.history.losses.append({"epoch": epoch + 1, **means, "loss": sum(means.values())})
             figures |= {**means, "loss": sum(means.values())}
-            message = f", loss {figures['loss']:.4f}{message}"
+            message = f", loss {figures['loss']:.4f}{message}{self._count_choices()}"
             self.sums, self.seen = {}, 0
         if message:
             progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}", figures)
+
+    def _count_choices(self) -> str:
+        """Adds up what processes that spread experts have counted since the last time; returns it as text."""
+        spread, history = self.division.spread, self.history
+        if spread is None:
+            return ""
+        chosen, dropped = self.team.total([spread.chosen, spread.dropped])
+        spread.chosen = spread.dropped = 0
+        history.chosen, history.dropped = history.chosen + int(chosen), history.dropped + int(dropped)
+        return f", {dropped / chosen:.2%} of the choices of experts dropped" if spread.capacity is not None else ""
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""

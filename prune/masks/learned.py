@@ -50,6 +50,12 @@ def check_learned(team: Team, key: str) -> None:
             f"learns masks of all blocks at once, given with parallel.pipeline: {team.pipeline}, which divides the blocks",
             remedy="give pipeline: 1, or another method",
         )
+    if team.experts > 1:
+        raise InputError(
+            f"{key}.method",
+            f"learns masks of whole layers, given with parallel.experts: {team.experts}, which spreads experts",
+            remedy="give experts: 1, or another method",
+        )
     if team.sequence or team.context > 1:
         shares, without = ("sequence: true", "sequence: false") if team.sequence else (team.settings, "context: 1")
         raise InputError(

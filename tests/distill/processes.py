@@ -29,6 +29,7 @@ from quantize.quantize import Quantize
 from tests import tiny_language_models
 from tests.distill import rows_together
 from tests.distill.conftest import LABELS, sentences
+from tests.distill.plans import LEARNED, PLANS, PRUNED, USUAL
 from tests.export import sentiment
 from tests.told import Told
 
@@ -50,6 +51,7 @@ STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
 WRITES: Mapping[str, Mapping[str, Any]] = {
     "words": {"kind": "gpt2", "n_layer": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "grouped": {"kind": "llama", "num_hidden_layers": 4, "tie_word_embeddings": True},
+    "mixture": {"kind": "mixtral"},
 }
 """Checkpoints that write text, by the keys of their configs; both have the table of words as their head."""
 LENGTHS = {"odd": 7}
@@ -102,6 +104,10 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
     "words": ("words", Finetune(**STEADY)),  # type: ignore[arg-type]
     "grouped": ("grouped", Finetune(**STEADY)),  # type: ignore[arg-type]
+    "mixture": ("mixture", Finetune(**STEADY, weight_decay=0.1)),  # type: ignore[arg-type]
+    "mixture in parts": ("mixture", Finetune(**STEADY, micro_batch_size=1)),  # type: ignore[arg-type]
+    "taught mixture": ("mixture", Distill(**STEADY, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
+    "pruned mixture": ("mixture", Prune(sparsity=0.3, granularity=["experts"], measure="parameters", divisible_by=2, recover=STEADY)),  # type: ignore[arg-type]
     "uneven": ("odd", Finetune(**{**STEADY, "learning_rate": 5e-4})),  # type: ignore[arg-type]
     "taught words": ("words", Distill(**STEADY, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
     "parts": ("still", Finetune(**STEADY, micro_batch_size=4)),  # type: ignore[arg-type]
@@ -160,114 +166,6 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         for method in ("movement", "lasso")
     },
 }
-PRUNED = ("pruned", "pruned in steps", "pruned inside")
-LEARNED = ("joint", "joint channels", "moved units", "movement", "lasso")
-"""Those that learn masks or zeros before they train."""
-Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
-"""How trainings use two processes, and the cases that are trained so."""
-USUAL = Parallel()
-SHARDED = Parallel(strategy="fsdp2")
-SHARED = Parallel(tensor=2)
-SHARED_TOKENS = Parallel(tensor=2, sequence=True)
-IN_CONTEXT = Parallel(context=2)
-IN_STAGES = Parallel(pipeline=2)
-INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
-PLANS: Mapping[str, Plans] = {
-    "quick": {
-        "ddp": (USUAL, ("finetune", "int8")),
-        "fsdp2": (SHARDED, ("finetune",)),
-        "tensor": (SHARED, ("adapters",)),
-        "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
-        "context": (IN_CONTEXT, ("finetune",)),
-        "pipeline": (IN_STAGES, ("finetune",)),
-    },
-    "slow": {
-        "ddp": (
-            USUAL,
-            (
-                *("dropout", "inside", "order", *PRUNED, "zeros", "eight bits"),
-                *("joint", "joint channels", "moved units", "movement", "lasso", "answers", "relations"),
-            ),
-        ),
-        "fsdp2": (SHARDED, ("dropout", "int8", "answers", "zeros", "inside", "order", *PRUNED, *LEARNED)),
-        "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("dropout", "inside", "int8")),
-        "products": (Parallel(checkpointing="selective"), ("dropout", "inside")),
-        "lamb": (SHARDED, ("lamb", "lars")),
-        "tensor": (
-            SHARED,
-            (
-                *("finetune", "answers", "int8", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
-                *("int8 low rank", "int8 fused", "adapters fused", "pruned with adapters"),
-            ),
-        ),
-        "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers", "int8", "adapters")),
-        "tensor, products": (Parallel(tensor=2, checkpointing="selective"), ("int8",)),
-        "pipeline": (
-            IN_STAGES,
-            ("answers", "pruned", "pruned twice", "zeros", "fused", "lamb", "adafactor", "words", "grouped", "taught words", "parts"),
-        ),
-        "pipeline, interleaved": (INTERLEAVED, ("finetune", "fused", "grouped")),
-        "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
-    },
-    "groups": {
-        "ddp": (
-            USUAL,
-            (
-                *("negatives", "given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
-                *("taught pairs", "similar", "related pairs", "margins", "int8 pairs"),
-                *("joined negatives", "joined pairs", "joined similar"),
-            ),
-        ),
-        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar", "relations", "joined pairs", "joined similar")),
-        "tensor": (SHARED, ("relations", "joined pairs")),
-    },
-    "groups in three": {
-        "ddp of three": (USUAL, ("negatives", "similar", "relations", "related pairs", "joined negatives")),
-    },
-    "groups in four": {
-        "ddp of four": (USUAL, ("negatives", "towers", "similar", "relations")),
-        "tensor and ddp": (SHARED, ("negatives", "pairs", "relations")),
-        "context and ddp": (IN_CONTEXT, ("negatives", "pairs")),
-    },
-    "tokens": {
-        "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
-        "tensor with sequence, little memory": (Parallel(tensor=2, sequence=True, checkpointing="full"), ("finetune", "grouped")),
-        "tensor with sequence, products": (Parallel(tensor=2, sequence=True, checkpointing="selective"), ("words",)),
-    },
-    "tokens in four": {
-        "tensor with sequence and ddp": (SHARED_TOKENS, ("finetune", "words", "grouped")),
-        "tensor with sequence and fsdp2": (Parallel(tensor=2, sequence=True, strategy="fsdp2"), ("finetune", "answers", "grouped")),
-        "tensor of four with sequence": (Parallel(tensor=4, sequence=True), ("words",)),
-    },
-    "tokens in eight": {"mesh": (Parallel(mesh=(2, 4)), ("words", "taught words"))},
-    "context": {
-        "context": (
-            IN_CONTEXT,
-            (
-                *("uneven", "answers", "pruned", "zeros", "int8", "adapters", "lamb"),
-                *("words", "grouped", "taught words"),
-            ),
-        ),
-        "context, sharded": (Parallel(context=2, strategy="fsdp2"), ("uneven", "answers", "int8", "words", "lamb")),
-        "context, little memory": (Parallel(context=2, strategy="fsdp2", offload=True, checkpointing="full"), ("finetune", "grouped")),
-        "context, products": (Parallel(context=2, checkpointing="selective"), ("words",)),
-    },
-    "context in four": {
-        "context and ddp": (IN_CONTEXT, ("finetune", "answers", "grouped")),
-        "context and fsdp2": (Parallel(context=2, strategy="fsdp2"), ("finetune", "grouped", "int8")),
-        "context of four": (Parallel(context=4), ("uneven", "words")),
-    },
-    "four": {
-        "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused", "int8", "adapters")),
-        "tensor and fsdp2": (
-            Parallel(tensor=2, strategy="fsdp2"),
-            ("finetune", "answers", "divisible", "fused", "lamb", "int8", "int8 low rank", "int8 fused", "adapters", "adapters fused"),
-        ),
-        "pipeline and ddp": (IN_STAGES, ("finetune", "answers", "words")),
-        "pipeline of four": (Parallel(pipeline=4), ("words",)),
-        "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
-    },
-}
 SHORT = 1.2  # epochs of the part `quick`: twelve steps, the last two of a second epoch
 CUT = (
     "int8",
@@ -279,6 +177,7 @@ CUT = (
     *PRUNED,
     "divisible",
     "zeros",
+    "pruned mixture",
     *LEARNED,
 )
 """Those that start from rounded, cut or zeroed weights."""

@@ -93,6 +93,18 @@ def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
+def results_of_experts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of slow tests whose processes spread the experts of a mixture."""
+    return once("experts", checkpoint, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def results_of_experts_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same with four processes."""
+    return once("experts in four", checkpoint, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
 def results_of_groups(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests on rows that belong together."""
     return once("groups", checkpoint, tmp_path_factory)
@@ -190,6 +202,20 @@ def test_four_processes_come_to_what_one_comes_to(strategy: str, case: str, resu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("experts"))
+def test_two_processes_that_spread_experts_come_to_what_one_comes_to(strategy: str, case: str, results_of_experts: Results) -> None:
+    compare(strategy, case, results_of_experts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("experts in four"))
+def test_four_processes_that_spread_experts_come_to_what_one_comes_to(
+    strategy: str, case: str, results_of_experts_in_four: Results
+) -> None:
+    compare(strategy, case, results_of_experts_in_four)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "case"), cases("groups"))
 def test_two_processes_compare_the_rows_that_one_compares(strategy: str, case: str, results_of_groups: Results) -> None:
     compare(strategy, case, results_of_groups)
@@ -230,7 +256,8 @@ def compare(strategy: str, case: str, results: Results, steps: int | None = None
         strategy.startswith(("tensor", "pipeline", "context")) and "and" not in strategy
     )  # both hold one model, so both have all rows
     share = two["rows"] / one["rows"]
-    least = {"ddp of three": 1 / 3, "ddp of four": 0.25}.get(strategy, 0.5)
+    in_four = ("ddp of four", "experts and ddp", "experts and fsdp2", "experts of four")
+    least = {"ddp of three": 1 / 3, **dict.fromkeys(in_four, 0.25)}.get(strategy, 0.5)
     assert share == 1 if together else least <= share < least + 0.2  # the larger half of a batch of five, or of three groups
     assert two["alike"]
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]

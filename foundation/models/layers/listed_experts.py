@@ -109,7 +109,12 @@ def is_listed(module: nn.Module) -> bool:
 
 def gates_of(module: nn.Module, chosen: Tensor, weights: Tensor) -> Tensor:
     """Returns the weight of every expert for every token, float `[N, E]`, from the arguments of such a module."""
-    return module.gates(chosen, weights) if isinstance(module, ListedExperts) else _GATES[type(module).__name__](chosen, weights)
+    return module.gates(chosen, weights) if isinstance(module, ListedExperts) else gates_of_kind(type(module).__name__, chosen, weights)
+
+
+def gates_of_kind(kind: str, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Returns the weight of every expert for every token, float `[N, E]`, from the arguments of a class of Transformers."""
+    return _GATES[kind](chosen, weights)
 
 
 def scaled(module: nn.Module, chosen: Tensor, weights: Tensor, factor_NE: Tensor) -> Tensor:

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from foundation.core.errors import InputError
 from foundation.machine.device import computing_device
 from foundation.models.architecture.context import check_context
+from foundation.models.architecture.expert_shares import check_experts
 from foundation.models.architecture.origin import Origin
 from foundation.models.architecture.split import check_split
 from foundation.models.forward import forward, freeze
+from foundation.models.layers.expert_parallel import stack_listed
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.distillation.assembly import Loaded, StudentInputs, assembled
@@ -154,6 +156,8 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     if problem is not None:
         context.progress.log(f"  the teacher is not shared: {problem}")
     team = replace(context.team, sequence=False)  # what a teacher computes is not kept for backward
+    if problem is None and team.experts > 1:
+        stack_listed(teacher)
     divided(teacher, team, context.parallel, key, share=problem is None)
     return teacher
 
@@ -162,6 +166,8 @@ def _unshared(config: PreTrainedConfig, context: Context, key: str) -> str | Non
     """Returns why processes cannot share the layers or the tokens of a teacher; None if they can."""
     try:
         check_split(config, context.task, context.max_length, context.team.tensor, key)
+        if context.team.experts > 1:
+            check_experts(config, context.task, context.team.experts, key)
         if context.team.context > 1:
             check_context(config, context.task, context.max_length, context.team.context, key)
     except InputError as error:

@@ -6,6 +6,8 @@
     fsdp2        `fully_shard` then shards every weight, or every share of one, over the mesh dimension `data`
     ddp          nothing more in one group of processes. Between several, `fully_shard` on a mesh [data, 1] replicates: it sums gradients
                  over data and knows DTensors.
+    experts > 1  neighbouring processes spread the experts of a mixture (`foundation.models.layers.expert_parallel`). The gradient of an
+                 expert is complete in its process; between groups of such processes it is summed once a step.
     context > 1  neighbouring processes share the tokens of each row (`foundation.models.architecture.context`). Weights are whole, or
                  sharded by `fully_shard` over all processes.
 
@@ -38,6 +40,7 @@ from foundation.models.architecture.sequence import share_tokens
 from foundation.models.architecture.shapes import set_counts
 from foundation.models.architecture.split import Split, split_of
 from foundation.models.forward import uses_of_weights
+from foundation.models.layers.expert_parallel import Spread, experts_to_spread, spread_experts
 from foundation.models.layers.token_shares import Group
 from foundation.training.processes.layer_share import LayerShare, ReadOnce, SharesItself, owner_of, plain, shared_axes, styles_of
 from foundation.training.state import Entry, Gathers, by_bytes
@@ -52,6 +55,23 @@ class Division:
     """The `skeleton` of the model before; None if it is whole."""
     orders: Mapping[str, Tensor]
     """Row order that makes the shares of a weight contiguous, by name of the weight."""
+
+    spread: Spread | None = None
+    """What processes count that spread experts; None if they do not."""
+    replicated: tuple[nn.Parameter, ...] = ()
+    """Weights of experts that other groups of processes have too."""
+    replicas: Any = None
+    """The process group of those that have the same experts."""
+
+    def sum_gradients(self) -> None:
+        """Sums the gradients of experts over the processes that have the same ones; all of them must call it."""
+        import torch.distributed as dist
+
+        for weight in self.replicated:
+            if weight.grad is None:  # a layer that did not run
+                weight.grad = torch.zeros_like(weight)
+            gradient: Any = weight.grad
+            dist.all_reduce(gradient.to_local(), group=self.replicas)
 
     def whole(self, name: str, value: Tensor) -> Tensor:
         """Returns the whole of a weight, or of something of its shape, in the order of the model; all processes must call it.
@@ -114,6 +134,15 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         split = split_of(_bare(model), team.tensor, key)
         orders = _reorder(model, split)
         _parallelize(model, split, team)
+    own: set[nn.Parameter] = set()
+    spread = None
+    if team.experts > 1 and share:
+        mesh_of_experts = team.mesh()["expert"]
+        spread = Spread(team.experts, team.expert_rank, mesh_of_experts.get_group(), parallel.expert_capacity)
+        if team.strategy == "fsdp2":
+            for experts in experts_to_spread(model).values():
+                experts.to(computing_device())
+        own = spread_experts(model, spread, mesh_of_experts)
     group = sharers_of(team)
     if group is not None and share:
         share_context(model, group)
@@ -122,10 +151,13 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         share_answers(model, lambda: group)
     if team.strategy == "fsdp2" or (team.tensor > 1 and team.data_size > 1 and share):
         mesh = None if team.tensor == 1 else team.mesh()["data"] if team.strategy == "fsdp2" else team.mesh()["data", "one"]
-        shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
+        shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh, own)
     else:
         model.to(computing_device())
-    return Division(model, before, orders)
+    if spread is None:
+        return Division(model, before, orders)
+    replicated = tuple(weight for weight in model.parameters() if weight in own and weight.requires_grad and team.size > team.experts)
+    return Division(model, before, orders, spread, replicated, team.mesh()["replica"].get_group())
 
 
 def sharers_of(team: Team) -> Group | None:

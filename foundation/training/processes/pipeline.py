@@ -128,6 +128,8 @@ class Pipeline:
 
     def __init__(self, model: nn.Module, stages: Stages, team: Team, schedule: Schedule, parts: int, closing: ExitStack) -> None:
         self.model, self.stages, self.team, self.schedule, self.parts, self.closing = model, stages, team, schedule, parts, closing
+        self.spread = None
+        """A pipeline does not spread experts."""
         self.rank, self.count, self.device = team.pipeline_rank, team.pipeline, computing_device()
         self.group = team.mesh()["stage"].get_group()
         self.peers = [team.rank - team.pipeline_rank + rank for rank in range(team.pipeline)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, GPT2Config, LlamaConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig, MixtralConfig
 
 from compress.devices import alive
 from compress.devices.activations import Step, numel, phases_of_backward, rows_of, without_memory
@@ -226,6 +226,28 @@ def test_a_share_of_each_layer_by_hand() -> None:
     )  # the embedding is whole, and wider than a share of a block
     # two groups of two devices have half of the rows each, one group has all
     assert both.activations < shared.activations < needed(dataclasses.replace(training, batch_size=16), 2).activations
+
+
+def test_experts_of_one_device_by_hand() -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64)
+    task: Task = "text-generation"
+    own = numel(auto_class(task, config).from_config(config))
+    experts = 2 * 4 * 3 * 32 * 48
+    training = Training(config, task, 8, None, 32, experts=2)
+    spread = needed(training, 4)
+    part = own - experts // 2
+    assert (spread.weights, spread.gradients, spread.optimizer) == (4 * 2 * part, 4 * part, 8 * part)  # with the best ones
+    both = needed(dataclasses.replace(training, strategy="fsdp2"), 4)
+    part = (own - experts) // 4 + experts // 2  # fsdp2 divides all but the experts
+    assert (both.weights, both.gradients, both.optimizer) == (4 * 2 * part, 4 * part, 8 * part)
+    assert [plan.strategy for plan in plans(training, 4, "nvlink")] == ["ddp", "fsdp2"]
 
 
 @pytest.mark.first(1)

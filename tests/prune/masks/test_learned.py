@@ -198,6 +198,7 @@ def test_what_was_closed_and_stays_can_be_learned_again_where_zeros_are_held(
     ("team", "told"),
     [
         (Team(size=2, pipeline=2), "parallel.pipeline: 2, which divides the blocks; give pipeline: 1, or another method"),
+        (Team(size=2, experts=2), "parallel.experts: 2, which spreads experts; give experts: 1, or another method"),
         (Team(size=2, tensor=2, sequence=True), "parallel.sequence: true, which divides the tokens that they scale; give sequence: false"),
     ],
 )
