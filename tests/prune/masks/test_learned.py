@@ -21,8 +21,10 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.training import train as training
 from prune.cost import ShapeCost
+from prune.masks.learned import check_learned
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
+from tests.problems import raises_problem
 from tests.prune.small_runs import pruned
 from tests.seldom import seldom
 
@@ -198,7 +200,6 @@ def test_what_was_closed_and_stays_can_be_learned_again_where_zeros_are_held(
     ("team", "told"),
     [
         (Team(size=2, pipeline=2), "parallel.pipeline: 2, which divides the blocks; give pipeline: 1, or another method"),
-        (Team(size=2, experts=2), "parallel.experts: 2, which spreads experts; give experts: 1, or another method"),
         (Team(size=2, tensor=2, sequence=True), "parallel.sequence: true, which divides the tokens that they scale; give sequence: false"),
     ],
 )
@@ -210,3 +211,8 @@ def test_masks_are_refused_where_blocks_or_tokens_are_divided(
     config = Checkpoint(checkpoint("bert"), "model.path").config
     with pytest.raises(InputError, match=re.escape(told)):
         stage.check(config, config, replace(make_context(), team=team))
+
+
+def test_masks_are_refused_where_experts_are_spread() -> None:
+    with raises_problem("stages.prune.method", "parallel.experts: 2, which spreads experts", "give experts: 1, or another method"):
+        check_learned(Team(size=2, experts=2), "stages.prune")
