@@ -101,6 +101,8 @@ def _training(
     if settings is None:
         return
     learns = not isinstance(entry.step, Finetune)
+    names = ("tensor", "context", "experts", "pipeline")
+    shares: dict[str, Any] = {name: getattr(context.parallel, name) for name in names} if devices.count > 1 else {}
     training = Training(
         entry.config,
         context.task,
@@ -112,7 +114,7 @@ def _training(
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
         sequence=context.parallel.sequence and devices.count > 1,
-        **{name: getattr(context.parallel, name) if devices.count > 1 else 1 for name in ("tensor", "context", "experts", "pipeline")},
+        **shares,
         schedule=context.parallel.schedule,
         microbatches=context.parallel.microbatches,
         checkpointing=context.parallel.checkpointing,
