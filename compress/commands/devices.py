@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from compress.devices.served import BITS, Division, Load, Model, Precision, plan
 from compress.devices.spec import Devices, devices, shown_bytes
