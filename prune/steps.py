@@ -96,6 +96,7 @@ class Steps:
             broadcast_cut(context.team, Cut(small, self.source, origin), context.scratch)
             history = recover(small, recovery_job(stage, stage.recover, number, self.source, origin, context))
             figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
+            figures |= history.of_experts
         if not last:
             with writing(folder) as temporary:
                 save(small, self.source, temporary, f"Iteration {number}")

@@ -6,10 +6,10 @@ golden rows for `verify`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -121,6 +121,14 @@ def profiles(run: Run, stage: str) -> list[Figures]:
     """Returns the profiles of the trainings of a stage, by name; empty where none were asked for."""
     folder = run.folder / PROFILES / run.artifacts[stage].path.name
     return [artifact.read_json(file) for file in sorted(folder.glob("*.json"))]
+
+
+def dropped_choices(figures: Mapping[str, Any]) -> float | None:
+    """Returns the largest share of the choices of experts that a training of a stage dropped; None where processes spread no experts."""
+    steps = figures.get("steps")
+    trainings = [figures, figures.get("recovery"), figures.get("learning"), *(steps if isinstance(steps, list) else [])]
+    shares = (training.get("dropped_expert_choices") for training in trainings if isinstance(training, Mapping))
+    return max((share for share in shares if share is not None), default=None)
 
 
 def shared_rows(run: Run) -> EvaluationRows | None:

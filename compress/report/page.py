@@ -237,7 +237,8 @@ def _stages(report: Contents) -> View:
         }
         for stage in report.stages
     ]
-    return {"rows": rows, "total": phrases.duration(sum(known))}
+    dropped = [f"{stage.id} {100 * stage.dropped_expert_choices:.2f} %" for stage in report.stages if stage.dropped_expert_choices]
+    return {"rows": rows, "total": phrases.duration(sum(known)), "dropped": ", ".join(dropped)}
 
 
 def _environment_rows(report: Contents) -> list[tuple[str, str]]:

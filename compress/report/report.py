@@ -381,6 +381,7 @@ def _stage(run: Run, name: str, seconds: float, cached: bool) -> Stage:
         cached=cached,
         peak_memory_bytes=manifest["peak_memory_bytes"],
         profiles=evaluations.profiles(run, name),
+        dropped_expert_choices=evaluations.dropped_choices(run.artifacts[name].metrics),
     )
 
 

@@ -8,7 +8,7 @@ gradients:
 
 Masking gradients suffices: with zero gradients AdamW only applies weight decay, and 0 decays to 0. The mask is read from the weights, so a
 stage that shrinks the model in between needs no special handling. Not covered: zeros outside the blocks (embeddings, pooler, head) and in
-weights that are not linear layers, such as stacked experts.
+weights that are not linear layers, such as stacked experts. Experts that are linear layers are covered, also while processes spread them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+from foundation.models.layers.expert_parallel import StackedExperts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -48,9 +50,12 @@ class ZeroMasks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        layers = block_linears(model).values() if keeps_zeros(model) else ()
-        weights: list[Tensor] = [layer.weight for layer in layers if layer.weight.requires_grad]
-        self.masks = [(weight_OI, weight_OI.detach() != 0) for weight_OI in weights]
+        weights: list[Tensor] = []
+        if keeps_zeros(model):
+            weights = [layer.weight for layer in block_linears(model).values()]
+            stacked = [module for module in model.modules() if isinstance(module, StackedExperts)]
+            weights += [weight for module in stacked for weight in module.parameters() if weight.ndim > 2]  # biases have [E, O]
+        self.masks = [(weight_OI, weight_OI.detach() != 0) for weight_OI in weights if weight_OI.requires_grad]
 
     def apply(self) -> None:
         """Masks the gradients of a step, which are complete: summed over micro-batches and processes."""

@@ -52,7 +52,7 @@ from foundation.training.lora import adapted
 from foundation.training.optimizers import moments_of, optimizer_of
 from foundation.training.precision import autocast_dtype, dtype_for
 from foundation.training.processes.dealing import Dealing
-from foundation.training.processes.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
+from foundation.training.processes.division import Division, counted, divided, generator_state, in_model, set_generator_state, sharers_of
 from foundation.training.processes.engine import Engine
 from foundation.training.processes.gathered import NO_ROW
 from foundation.training.processes.pace import paced
@@ -351,6 +351,8 @@ class _Loop:
             batch = self._batch(self.pipeline.filled(indices), counts)
             return self.pipeline.backward(self.objective, batch, len(indices) * counts, num_rows, self._autocast(dtype))
         batch = self._batch(indices, counts)
+        if self.division.spread is not None:
+            self.division.spread.idle = not counts
         with self._autocast(dtype), answering(self.sharers):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
@@ -401,9 +403,9 @@ class _Loop:
         spread, history = self.division.spread, self.history
         if spread is None:
             return ""
-        chosen, dropped = self.team.total([spread.chosen, spread.dropped])
+        chosen, dropped = counted(spread, self.team)
         spread.chosen = spread.dropped = 0
-        history.chosen, history.dropped = history.chosen + int(chosen), history.dropped + int(dropped)
+        history.chosen, history.dropped = history.chosen + chosen, history.dropped + dropped
         return f", {dropped / chosen:.2%} of the choices of experts dropped" if spread.capacity is not None else ""
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
@@ -443,6 +445,7 @@ class _Loop:
             "sums": self.sums,
             "seen": self.seen,
             "processes": len(generators),
+            "choices": counted(self.division.spread, self.team),
             "plan": self.plan_text,
         }
         return Unwritten({**self.division.collected(entries), **drawn}, values)
@@ -479,6 +482,8 @@ class _Loop:
         known = {places[parameters[name]]: values for name, values in moments.items()}
         self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.history, self.sums, self.seen = History(**values["history"]), values["sums"], values["seen"]
+        if (spread := self.division.spread) is not None and values.get("choices") and self.team.is_first:
+            spread.chosen, spread.dropped = values["choices"]
         other = "" if values["plan"] == self.plan_text else f", begun by {values['plan']}: the same up to rounding"
         progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}{other}")
 

@@ -458,4 +458,5 @@ class Sparsify(SparsifySettings):
 
 
 def _history_figures(history: History) -> dict[str, object]:
-    return {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
+    looks = {"selection": history.selection, "best_step": history.best_step}
+    return {"losses": history.losses, **looks, "steps": history.steps, **history.of_experts}

@@ -44,6 +44,9 @@ def in_two(folder: Path) -> None:
         found = {"moved to two": ran("moved to two", folder / "begun by one")}
         tight = parallel.model_copy(update={"expert_capacity": 0.5})
         found["tight"] = ran("tight", folder / "tight scratch", tight)
+        with dying(4), contextlib.suppress(Killed):
+            ran("killed tight", folder / "tight again", tight)
+        found["resumed tight"] = ran("resumed tight", folder / "tight again", tight)
         found["wide"] = ran("wide", folder / "wide scratch", parallel.model_copy(update={"expert_capacity": 100.0}))
         if first.is_first:
             (folder / "results.json").write_text(json.dumps(found))
@@ -64,6 +67,7 @@ def test_it_goes_on_with_another_number_of_processes_and_counts_what_it_drops(tm
         for key, value in load(tmp_path / name).state_dict().items():
             assert float((value - expected[key]).abs().mean()) < 1e-5, (name, key)
     assert 0.4 < both["tight"]["dropped_expert_choices"] < 0.7  # an even router would drop half
+    assert both["resumed tight"]["dropped_expert_choices"] == both["tight"]["dropped_expert_choices"]
     assert both["wide"]["dropped_expert_choices"] == 0
     assert "dropped_expert_choices" not in one
     assert [entry["loss"] for entry in both["wide"]["losses"]] == pytest.approx([entry["loss"] for entry in whole["losses"]], abs=1e-4)

@@ -78,6 +78,9 @@ class Stage(Document):
     """Peak memory of the process up to its end."""
     profiles: tuple[Figures, ...] = ()
     """With `profile: true` the figures of each of its trainings (`foundation.training.profile`)."""
+    dropped_expert_choices: Number | None = None
+    """Share of the choices of experts that `parallel.expert_capacity` dropped in its training, the largest of several; null where processes
+    spread no experts."""
 
 
 class File(Document):

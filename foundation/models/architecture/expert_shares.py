@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
+from foundation.models.architecture.sequence import LEFT_OUT
 from foundation.models.architecture.shapes import on_meta
 from foundation.models.layers.experts import is_stacked
 from foundation.models.layers.listed_experts import is_listed
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def check_experts(config: PreTrainedConfig, task: Task, processes: int, key: str, adapters: bool = False) -> None:
+def check_experts(config: PreTrainedConfig, task: Task, processes: int, key: str, adapters: bool = False, learns: bool = True) -> None:
     """Checks before the first stage that processes can spread the experts of a model.
 
     Args:
@@ -24,9 +25,11 @@ def check_experts(config: PreTrainedConfig, task: Task, processes: int, key: str
         processes: Number of processes that spread experts.
         key: Key path of the stage, for messages.
         adapters: Whether adapters are trained instead of the weights.
+        learns: Whether it is trained; a teacher is not.
 
     Raises:
-        InputError: It has no experts, they do not divide evenly, or they are layers that adapters would change.
+        InputError: It has no experts, they do not divide evenly, they are layers that adapters would change, or it leaves out blocks in
+            training.
     """
     given = Problem(f"{key}: parallel.experts", f"{processes} given", f"this {config.model_type}")
     modules: list[Any] = [module for module in on_meta(with_class(config, task)).modules() if is_stacked(module) or is_listed(module)]
@@ -38,3 +41,7 @@ def check_experts(config: PreTrainedConfig, task: Task, processes: int, key: str
         raise InputError.of([given.because(f"has layers of {uneven[0]} experts", f"give {' or '.join(fits)}")])
     if adapters and any(is_listed(module) for module in modules):
         raise InputError.of([given.because("has experts that adapters change", "give experts: 1, or train without lora")])
+    for name in LEFT_OUT if learns else ():
+        if getattr(config, name, 0):
+            reason = f"leaves out blocks at random ({name}: {getattr(config, name):g}), each process others"
+            raise InputError.of([given.because(reason, f"give experts: 1, or {name}: 0 in config.json")])

@@ -56,6 +56,8 @@ class Spread:
     """Choices of an expert that came to this process in training."""
     dropped: int = 0
     """Of these, how many were dropped."""
+    idle: bool = False
+    """Whether this process trains on rows that do not count, only to take part: then its tokens choose no expert, and take no room."""
 
     def answers(self, states_ND: Tensor, choices: Choices, module: Any, answer: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Returns the answer to each choice, `[S', D]`, with S' of the S choices left in `choices` if some are dropped.
@@ -67,6 +69,8 @@ class Spread:
             answer: Returns the answers of experts that are here, `[M, D]`, to states `[M, D]` and their numbers among these, int64 `[M]`.
         """
         num_experts = int(module.num_experts)
+        if self.idle and module.training:
+            choices.keep(torch.zeros_like(choices.experts_S, dtype=torch.bool))
         counts_PE = self._gathered(torch.bincount(choices.experts_S, minlength=num_experts))
         first = self.rank * (num_experts // self.processes)
         own_PE = counts_PE[:, first : first + num_experts // self.processes]
@@ -197,15 +201,16 @@ class StackedExperts(nn.Module):
 
 @contextmanager
 def stacked_where_listed(model: nn.Module, spreads: bool) -> Iterator[None]:
-    """Within the block, experts that are modules are stacked, if processes spread them; afterwards they have the new weights."""
+    """Within the block, experts that are modules are stacked, if processes spread them; afterwards they have the new weights.
+
+    After an error the model stays as it is: the weights are divided, and other processes may be gone that would have to gather them.
+    """
     listed = stack_listed(model) if spreads else {}
-    try:
-        yield
-    finally:
-        for path, module in listed.items():
-            stacked: Any = model.get_submodule(path)
-            stacked.give_back(module)
-            _replace(model, path, module)
+    yield
+    for path, module in listed.items():
+        stacked: Any = model.get_submodule(path)
+        stacked.give_back(module)
+        _replace(model, path, module)
 
 
 def stack_listed(model: nn.Module) -> dict[str, nn.Module]:
@@ -260,7 +265,7 @@ def _forward_of_stacked(module: Any, spread: Spread) -> Callable[[Tensor, Tensor
             view = copy.copy(module)  # the stock code, on the experts that are here
             view.__dict__ = {**module.__dict__, "_parameters": weights, "num_experts": module.num_experts // spread.processes}
             ones_M1 = top_k_weights.new_ones(len(numbers_M), 1)
-            return _used(type(module).forward(view, states_MD, numbers_M[:, None], ones_M1), weights)
+            return _used(type(module).forward(view, states_MD, numbers_M[:, None], ones_M1), states_MD, weights)
 
         answers_SD = spread.answers(hidden_states, choices, module, answer)
         return _added(hidden_states, choices, answers_SD * choices.weights_S[:, None])
@@ -278,7 +283,7 @@ def _forward_of_listed(module: Any, spread: Spread) -> Callable[[Tensor, Tensor,
 
         def answer(states_MD: Tensor, numbers_M: Tensor) -> Tensor:
             own = _own_weights(module)
-            return _used(module.of_own(own, states_MD, numbers_M), own)
+            return _used(module.of_own(own, states_MD, numbers_M), states_MD, own)
 
         said_SD = spread.answers(hidden_states, choices, module, answer)
         said_SD = said_SD * choices.weights_S[:, None]
@@ -299,9 +304,13 @@ def _own_weights(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _used(answers_MD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """Returns answers that depend on all weights, so that experts without tokens have a gradient of zeros."""
-    nothing = sum((weight.flatten()[:0].sum() for weight in weights.values()), start=answers_MD.new_zeros(()))
+def _used(answers_MD: Tensor, states_MD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """Returns answers that depend on all weights and states.
+
+    So experts without tokens have a gradient of zeros, and a process whose experts nobody chose, and whose experts return new zeros then,
+    takes part in the exchanges of the backward pass, for which the others wait.
+    """
+    nothing = sum((each.flatten()[:0].sum() for each in (states_MD, *weights.values())), start=answers_MD.new_zeros(()))
     return answers_MD + nothing
 
 

@@ -167,7 +167,7 @@ def _unshared(config: PreTrainedConfig, context: Context, key: str) -> str | Non
     try:
         check_split(config, context.task, context.max_length, context.team.tensor, key)
         if context.team.experts > 1:
-            check_experts(config, context.task, context.team.experts, key)
+            check_experts(config, context.task, context.team.experts, key, learns=False)
         if context.team.context > 1:
             check_context(config, context.task, context.max_length, context.team.context, key)
     except InputError as error:

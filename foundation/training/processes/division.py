@@ -160,6 +160,11 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
     return Division(model, before, orders, spread, replicated, team.mesh()["replica"].get_group())
 
 
+def counted(spread: Spread | None, team: Team) -> list[int]:
+    """Returns the choices of experts that all processes have counted, and those dropped; none without experts. All of them must call it."""
+    return [] if spread is None else [int(count) for count in team.total([spread.chosen, spread.dropped])]
+
+
 def sharers_of(team: Team) -> Group | None:
     """Returns the processes that share tokens with this one, and hold whole layers; None where there are none."""
     return Group(team.context, team.context_rank, team.mesh()["context"].get_group()) if team.context > 1 else None

@@ -15,6 +15,7 @@ from compress.run.state import RunState
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Parallel, Target
+from foundation.machine.parallel import ALONE, Team
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from tests.foundation import tiny_gpt
@@ -80,6 +81,15 @@ def test_a_training_depends_on_saved_activations_that_change_its_gradients(conte
     assert key("full", STEP) == key("none", STEP) != key("int8", STEP)
     evaluation = Evaluate(id="evaluate-finetune")
     assert key("int8", evaluation) == key("none", evaluation)
+
+
+def test_a_training_of_several_processes_depends_on_the_capacity_of_experts(context: Context) -> None:
+    def key(team: Team, capacity: float | None) -> object:
+        parallel = Parallel(experts=2, expert_capacity=capacity)
+        return depends_on(STEP, None, replace(context, parallel=parallel, team=parallel.of(team)))
+
+    assert key(ALONE, 1.25) == key(ALONE, None) == key(Team(0, 2), None)
+    assert len({str(key(Team(0, 2), capacity)) for capacity in (None, 1.0, 1.25)}) == 3
 
 
 def test_what_is_served_depends_on_the_cascade(context: Context, tmp_path: Path) -> None:

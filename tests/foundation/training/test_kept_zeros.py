@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from foundation.models.layers.expert_parallel import stacked_where_listed
 from foundation.training.kept_zeros import NOTE, ZeroMasks, block_linears, keep_zeros
+from tests.foundation.training.processes import expert_processes
 
 
 def model_of(noted: bool) -> Any:
@@ -68,3 +70,20 @@ def test_the_note_is_in_the_checkpoint_and_what_is_made_of_it(tmp_path: Path) ->
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert getattr(config, NOTE) is True
     assert getattr(with_layers(config, [0]), NOTE) is True
+
+
+def test_zeros_of_experts_stay_where_processes_spread_them() -> None:
+    model = expert_processes.model("nllb-moe")
+    keep_zeros(model)
+    with stacked_where_listed(model, spreads=True):
+        (name, weight), *_ = [(name, weight) for name, weight in model.named_parameters() if name.endswith("experts.fc1_weight")]
+        bias = model.get_parameter(name.replace("weight", "bias"))
+        weight.data[1, 2], bias.data[1] = 0.0, 0.0
+        masks = ZeroMasks(model)
+        for each in (weight, bias):
+            each.grad = torch.ones_like(each)
+        masks.apply()
+        assert weight.grad is not None
+        assert torch.equal(weight.grad != 0, weight != 0)
+        assert bias.grad is not None
+        assert bool((bias.grad == 1).all())

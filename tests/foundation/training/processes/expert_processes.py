@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Parallel
 from foundation.machine.parallel import Team, joined
-from foundation.machine.sharding import full, is_sharded
+from foundation.machine.sharding import clip_gradients, full, is_sharded
 from foundation.models.layers.expert_parallel import experts_to_spread, stacked_where_listed
 from foundation.models.layers.listed_experts import mend
+from foundation.training.distillation.distilled import on_devices
 from foundation.training.processes.division import divided
 from foundation.training.processes.engine import Engine
 
@@ -126,6 +129,8 @@ def compare(kind: str, experts: int, strategy: str, capacity: float | None = Non
             torch.testing.assert_close(found, losses[own], atol=1e-6, rtol=1e-5)
             made = {name: division.whole(name, weight.grad) for name, weight in shared.named_parameters() if weight.grad is not None}
             assert set(made) == set(before)
+            norm = sum(float(gradient.square().sum()) for gradient in gradients.values() if gradient is not None) ** 0.5
+            assert abs(clip_gradients(shared.parameters(), 1e9) / norm - 1) < 1e-4
             counted = team.total([division.spread.chosen, division.spread.dropped])  # type: ignore[union-attr]
             assert counted[1] == dropped, (counted, dropped)
             assert (dropped > 0) == (capacity is not None)
@@ -194,3 +199,73 @@ def count_bytes() -> None:
         width = shared.config.hidden_size
         assert chosen_away > 0
         assert sent_by_all == 4 * 4 * width * chosen_away  # there and back, forward and backward, 4 bytes each
+
+
+def _one_sided(implementation: str, trains: bool) -> Any:
+    """A mixture whose tokens all choose experts 0 and 1, which process 0 of two has."""
+    made = model("mixtral")
+    made.set_experts_implementation(implementation)
+    for module in experts_to_spread(made).values():
+        for weight in module.parameters():
+            weight.requires_grad_(trains)
+        module.register_forward_pre_hook(lambda module, args: (args[0], torch.zeros_like(args[1]) + torch.tensor([0, 1]), args[2]))
+    return made
+
+
+def leave_one_without_tokens(implementation: str, trains: bool) -> None:
+    """Compares a step in which nobody chooses an expert of process 1 with one process, in every process; raises an error if they differ."""
+    plain = _one_sided(implementation, trains)
+    losses = objective(plain, drawn())["loss"]
+    losses.mean().backward()
+    with joined() as first:
+        parallel = Parallel(experts=2)
+        team, shared = parallel.of(first), _one_sided(implementation, trains)
+        division = divided(shared, team, parallel, "finetune")
+        found = _step(shared, division, team, parallel, 1)
+        torch.testing.assert_close(found, losses[team.share(np.arange(ROWS))].detach(), atol=1e-6, rtol=1e-5)
+        expected = {name: weight.grad for name, weight in plain.named_parameters() if weight.grad is not None}
+        made = {name: division.whole(name, weight.grad) for name, weight in shared.named_parameters() if weight.grad is not None}
+        assert set(made) == set(expected)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(made[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def take_part_without_rows() -> None:
+    """A row in process 0 has the room that it has in one process, whatever process 1 runs to take part; raises an error otherwise."""
+    plain, dropped = model("mixtral"), [0]
+    for module in experts_to_spread(plain).values():
+        module.forward = _limited(module, 1.0, dropped)
+    expected = objective(plain, drawn()[:1])["loss"]
+    expected.sum().backward()
+    with joined() as first:
+        parallel = Parallel(experts=2, expert_capacity=1.0)
+        team, shared = parallel.of(first), model("mixtral")
+        division = divided(shared, team, parallel, "finetune")
+        assert division.spread is not None
+        division.spread.idle = not first.is_first
+        engine = Engine(objective, shared, nn.ModuleList([shared]), team, parallel)
+        with engine.micro_batch(last=True):
+            loss = engine(drawn()[:1])["loss"]
+            (loss.sum() * (1.0 if first.is_first else 0.0)).backward()
+        if first.is_first:
+            torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-5)
+        assert team.total([division.spread.dropped])[0] == dropped[0] > 0
+        for name, weight in plain.named_parameters():
+            made = division.whole(name, dict(shared.named_parameters())[name].grad)  # type: ignore[arg-type]
+            torch.testing.assert_close(made, weight.grad, atol=1e-6, rtol=1e-4)
+
+
+def teach() -> None:
+    """Divides teachers among two processes, in every process; raises an error if a mixture is not spread, or another model is."""
+    with joined() as first:
+        parallel = Parallel(experts=2)
+        for kind, leaves_out in (("switch_transformers", 0.0), ("nllb-moe", 0.1)):
+            teacher = model(kind)
+            teacher.config.encoder_layerdrop = leaves_out  # only a training leaves out blocks
+            context: Any = SimpleNamespace(
+                team=parallel.of(first), parallel=parallel, task="text-to-text", max_length=8, progress=ConsoleProgress("silent")
+            )
+            found = on_devices(teacher, context, "distill.teacher")
+            modules = experts_to_spread(found).values()
+            assert modules
+            assert all(is_sharded(weight) and not weight.requires_grad for module in modules for weight in module.parameters())
