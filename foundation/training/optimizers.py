@@ -114,10 +114,14 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[Group]:
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            free = parameter.ndim <= 1 or name.endswith("_bias")  # a bias of each expert is a matrix
-            groups.setdefault((free, getattr(parameter, "device_mesh", None)), []).append(parameter)
+            groups.setdefault((_is_free(name, parameter), getattr(parameter, "device_mesh", None)), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
     return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
+
+
+def _is_free(name: str, parameter: Tensor) -> bool:
+    """Whether a weight is neither decayed nor scaled: a bias, a norm or a scalar. A bias of each expert is a matrix."""
+    return parameter.ndim <= 1 or name.endswith("_bias")
 
 
 def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -128,8 +132,9 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
     if settings.name == "adamw8bit":
         return AdamW8bit(groups, learning_rate)
     if settings.name in SCALED:
+        free = {id(weight) for name, weight in trained.named_parameters() if _is_free(name, weight)}
         return SCALED[settings.name](
-            [{**group, "scaled": all(weight.ndim > 1 for weight in group["params"])} for group in groups], learning_rate
+            [{**group, "scaled": not any(id(weight) in free for weight in group["params"])} for group in groups], learning_rate
         )
     # the fused step is there on CPUs, CUDA and all else that we train on
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
@@ -145,10 +150,11 @@ def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, En
 def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     """Raises an `InputError` if an optimizer does not run on some processes."""
     if settings.name == "adafactor" and team.without_pipeline.shards:  # stages have whole weights
+        shared = next((f" without {name}" for name in ("tensor", "experts") if getattr(team, name) > 1), "")
         raise InputError(
             f"{key}.optimizer",
             f"adafactor given with parallel: {{{team.settings}}}, which divides the rows that it takes means over",
-            remedy="give adamw, adamw8bit, lamb or lars, or parallel: {strategy: ddp}",
+            remedy=f"give adamw, adamw8bit, lamb or lars, or parallel: {{strategy: ddp}}{shared}",
         )
 
 

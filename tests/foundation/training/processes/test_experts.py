@@ -17,7 +17,8 @@ from foundation.core.target import Parallel
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.expert_shares import check_experts
 from foundation.models.layers.expert_parallel import StackedExperts, experts_to_spread, stacked_where_listed, within_capacity
-from foundation.training.optimizers import parameter_groups
+from foundation.training.choices import Optimizer
+from foundation.training.optimizers import check_optimizer, optimizer_of, parameter_groups
 from tests.foundation.training.processes import expert_processes
 from tests.problems import raises_problem
 from tests.ranks import in_ranks
@@ -100,6 +101,24 @@ def test_biases_of_stacked_experts_do_not_decay() -> None:
     free = {id(weight) for group in parameter_groups(model, 0.1) if not group["weight_decay"] for weight in group["params"]}
     biases = {name for name, weight in model.named_parameters() if id(weight) in free and weight.ndim > 1}
     assert biases == {f"model.layers.{layer}.mlp.experts.{name}_bias" for layer in (0, 1) for name in ("gate_up_proj", "down_proj")}
+
+
+def test_biases_of_stacked_experts_are_not_scaled_where_processes_spread_them() -> None:
+    model = expert_processes.model("gpt_oss")
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            weight.device_mesh = "expert"  # as weights that are spread have one; they are groups of their own
+    groups = optimizer_of(Optimizer(name="lamb"), model, 1e-3, 0.1).param_groups
+    scaled = {id(weight) for group in groups if group["scaled"] for weight in group["params"]}
+    assert len(groups) == 4
+    assert {name for name, weight in model.named_parameters() if id(weight) not in scaled and ".experts." in name} == {
+        f"model.layers.{layer}.mlp.experts.{name}_bias" for layer in (0, 1) for name in ("gate_up_proj", "down_proj")
+    }
+
+
+def test_adafactor_is_refused_with_a_remedy_that_helps() -> None:
+    with raises_problem("finetune.optimizer", "parallel: {experts: 2}", "or parallel: {strategy: ddp} without experts"):
+        check_optimizer(Optimizer(name="adafactor"), Parallel(experts=2).of(Team(0, 2)), "finetune")
 
 
 def test_a_section_sets_the_team() -> None:
