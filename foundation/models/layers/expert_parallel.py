@@ -265,7 +265,9 @@ def _forward_of_stacked(module: Any, spread: Spread) -> Callable[[Tensor, Tensor
             view = copy.copy(module)  # the stock code, on the experts that are here
             view.__dict__ = {**module.__dict__, "_parameters": weights, "num_experts": module.num_experts // spread.processes}
             ones_M1 = top_k_weights.new_ones(len(numbers_M), 1)
-            return _used(type(module).forward(view, states_MD, numbers_M[:, None], ones_M1), states_MD, weights)
+            # nobody chose an expert that is here: stock code may return new zeros, and then backward would not send what others wait for
+            said_MD = type(module).forward(view, states_MD, numbers_M[:, None], ones_M1) if len(numbers_M) else states_MD
+            return _used(said_MD, weights)
 
         answers_SD = spread.answers(hidden_states, choices, module, answer)
         return _added(hidden_states, choices, answers_SD * choices.weights_S[:, None])
@@ -283,7 +285,7 @@ def _forward_of_listed(module: Any, spread: Spread) -> Callable[[Tensor, Tensor,
 
         def answer(states_MD: Tensor, numbers_M: Tensor) -> Tensor:
             own = _own_weights(module)
-            return _used(module.of_own(own, states_MD, numbers_M), states_MD, own)
+            return _used(module.of_own(own, states_MD, numbers_M), own)
 
         said_SD = spread.answers(hidden_states, choices, module, answer)
         said_SD = said_SD * choices.weights_S[:, None]
@@ -304,13 +306,9 @@ def _own_weights(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _used(answers_MD: Tensor, states_MD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """Returns answers that depend on all weights and states.
-
-    So experts without tokens have a gradient of zeros, and a process whose experts nobody chose, and whose experts return new zeros then,
-    takes part in the exchanges of the backward pass, for which the others wait.
-    """
-    nothing = sum((each.flatten()[:0].sum() for each in (states_MD, *weights.values())), start=answers_MD.new_zeros(()))
+def _used(answers_MD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """Returns answers that depend on all weights, so that experts without tokens have a gradient of zeros."""
+    nothing = sum((weight.flatten()[:0].sum() for weight in weights.values()), start=answers_MD.new_zeros(()))
     return answers_MD + nothing
 
 
