@@ -105,6 +105,7 @@ def test_biases_of_stacked_experts_do_not_decay() -> None:
 
 def test_biases_of_stacked_experts_are_not_scaled_where_processes_spread_them() -> None:
     model = expert_processes.model("gpt_oss")
+    weight: Any
     for name, weight in model.named_parameters():
         if ".experts." in name:
             weight.device_mesh = "expert"  # as weights that are spread have one; they are groups of their own
