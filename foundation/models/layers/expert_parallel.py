@@ -235,7 +235,8 @@ def spread_experts(model: nn.Module, spread: Spread, mesh: Any) -> set[nn.Parame
     """Lets each process keep its part of the experts of every layer, in place; returns their weights.
 
     Args:
-        model: The same weights in all processes, with listed experts stacked; on the device.
+        model: The same weights in all processes, with listed experts stacked; on any device. One weight after the other comes whole to the
+            device of the mesh, where the part of this process stays.
         spread: The processes.
         mesh: Their mesh, of one dimension.
     """

@@ -40,7 +40,7 @@ from foundation.models.architecture.sequence import share_tokens
 from foundation.models.architecture.shapes import set_counts
 from foundation.models.architecture.split import Split, split_of
 from foundation.models.forward import uses_of_weights
-from foundation.models.layers.expert_parallel import Spread, experts_to_spread, spread_experts
+from foundation.models.layers.expert_parallel import Spread, spread_experts
 from foundation.models.layers.token_shares import Group
 from foundation.training.processes.layer_share import LayerShare, ReadOnce, SharesItself, owner_of, plain, shared_axes, styles_of
 from foundation.training.state import Entry, Gathers, by_bytes
@@ -139,9 +139,6 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
     if team.experts > 1 and share:
         mesh_of_experts = team.mesh()["expert"]
         spread = Spread(team.experts, team.expert_rank, mesh_of_experts.get_group(), parallel.expert_capacity)
-        if team.strategy == "fsdp2":
-            for experts in experts_to_spread(model).values():
-                experts.to(computing_device())
         own = spread_experts(model, spread, mesh_of_experts)
     group = sharers_of(team)
     if group is not None and share:
