@@ -24,9 +24,10 @@ D channels.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,13 +289,36 @@ def _forward_of_listed(module: Any, spread: Spread) -> Callable[[Tensor, Tensor,
             own = _own_weights(module)
             return _used(module.of_own(own, states_MD, numbers_M), own)
 
-        said_SD = spread.answers(hidden_states, choices, module, answer)
-        said_SD = said_SD * choices.weights_S[:, None]
         dropout = module.token_dropout
-        said_SD = nn.functional.dropout(said_SD, dropout) if module.training else said_SD * (1 - dropout)
+        with drawing_apart(hidden_states.device, spread.rank) if module.training else nullcontext():
+            said_SD = spread.answers(hidden_states, choices, module, answer)
+            said_SD = said_SD * choices.weights_S[:, None]
+            said_SD = nn.functional.dropout(said_SD, dropout) if module.training else said_SD * (1 - dropout)
         return _added(hidden_states, choices, said_SD)
 
     return forward
+
+
+@contextmanager
+def drawing_apart(device: torch.device, rank: int) -> Iterator[None]:
+    """Within the block, a process draws random numbers of its own; afterwards all of them go on as if none had been drawn.
+
+    How many numbers the dropout of experts draws depends on the tokens that come. On CPUs processes have one seed
+    (`foundation.training.processes.row_draws`): without this they would draw apart from the first mixture on, and a checkpoint, which has
+    the random state of one of them, would not resume to the same bits.
+
+    Args:
+        device: Where the experts compute.
+        rank: Index of the process.
+    """
+    torch.rand((), device=device)  # a step on, or the next layer would begin as this one
+    generator: Any = torch.cuda if device.type == "cuda" else torch
+    before = generator.get_rng_state()
+    generator.manual_seed(int.from_bytes(hashlib.blake2b(before.numpy().tobytes(), digest_size=7).digest()) + rank)
+    try:
+        yield
+    finally:
+        generator.set_rng_state(before)
 
 
 def _own_weights(module: nn.Module) -> dict[str, Tensor]:

@@ -77,6 +77,28 @@ def test_the_answers_of_experts_drop_out_as_in_one_process(monkeypatch: pytest.M
     torch.testing.assert_close(found[~zeros], 4 * expected[~zeros])  # evaluation halves what training doubles
 
 
+def test_processes_draw_alike_after_experts_that_drew_for_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_parallel, "_own_weights", lambda module: dict(module.named_parameters(recurse=False)))
+    stock: Any = next(module for module in expert_processes.model("nllb-moe").modules() if type(module).__name__ == "NllbMoeExperts")
+    stock.moe_token_dropout = 0.5
+    forward = expert_parallel._forward_of_listed(StackedExperts(stock), Here(1, 0, None))
+    states = []
+    with torch.random.fork_rng():
+        for tokens in (3, 8):
+            torch.manual_seed(5)
+            forward(torch.ones(tokens, 16), torch.ones(tokens, 4) > 0, torch.ones(tokens, 4))
+            states.append(torch.get_rng_state())
+        assert torch.equal(states[0], states[1])
+        drawn = []
+        for rank in (0, 1, 0):
+            torch.manual_seed(5)
+            for _ in range(2):
+                with expert_parallel.drawing_apart(torch.device("cpu"), rank):
+                    drawn.append(float(torch.rand(())))
+    assert len(set(drawn)) == 4  # other numbers in each layer and process
+    assert drawn[:2] == drawn[4:]
+
+
 def test_an_error_leaves_the_block_without_waiting_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def gathers(*given: Any) -> None:
         raise AssertionError("weights were gathered")
