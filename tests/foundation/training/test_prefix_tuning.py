@@ -85,7 +85,8 @@ def test_with_its_positions_it_computes_what_peft_computes(kind: str, checkpoint
         moved = torch.arange(first, first + given["input_ids"].shape[1])[None]
         with torch.no_grad():
             expected = theirs(**given).logits
-            torch.testing.assert_close(ours(**given, position_ids=moved).logits, expected, rtol=0, atol=1e-5)  # the processor decides how float32 is rounded
+            # the processor decides how float32 is rounded
+            torch.testing.assert_close(ours(**given, position_ids=moved).logits, expected, rtol=0, atol=1e-5)
             assert (ours(**given).logits - expected).abs().max() > 1e-4  # tokens keep their positions here
 
 
