@@ -15,6 +15,12 @@ For accuracy of rows that are drawn one by one only two counts matter: rows that
 difference gets the score interval of Tango (`foundation.core.resampling.paired_score`), which keeps its coverage where few rows change: no
 change in 360 rows says that the difference is at most 1.06 points.
 
+A share that is 0 or 1, such as F1 of a class that is never predicted, is the same in every sample, and the bootstrap would end in
+[0, 0] or [1, 1]. It gets the score interval of Wilson over the n groups that hold a row on which it depends, with Student's t for z. F1 is
+2 J / (1 + J) of the share J = tp / (tp + fp + fn) of the rows that have the class or are found to have it, so J gets the interval and F1
+its ends ("Wilson direct", Lam et al. 2023, https://arxiv.org/abs/2309.14621). Without such a row, and for correlations of answers that are
+all alike, the figure is 0 by convention, and there is no interval.
+
 For perplexity whole blocks are drawn, because the tokens of a block are correlated; a block enters by the sum of its nll and its number of
 tokens. The loss is relative: after / before - 1 = exp(mean nll after - mean nll before) - 1, so the interval is computed for the difference
 of the means and then transformed.
@@ -35,11 +41,13 @@ import numpy as np
 from foundation.artifacts.figures import Accuracy, Drop
 from foundation.core import resampling
 from foundation.core.arrays import Array
-from foundation.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, paired_score, score
+from foundation.core.resampling import CONFIDENCE, NONE, RESAMPLES, Bounds, Groups, Interval, each_alone, paired_score, score, student
 from foundation.labels.form import Figure, Labels
 from foundation.labels.next_token import LARGEST_EXPONENT, block_sums, mean_nll, perplexity_of
 from foundation.measure.metrics import METRICS, Metric
 
+NO_ROW = "no row has the class, or is found to have it"
+ALIKE = "all predictions or all labels are alike, which leaves a correlation undefined"
 Explained = TypeVar("Explained", Accuracy, Drop)
 
 
@@ -153,7 +161,35 @@ def single(metric: Metric, predictions: Array, labels: Labels, *, groups: Array 
         found = Interval(*(None if end is None else math.exp(min(end, LARGEST_EXPONENT)) for end in nll))
     else:
         found = bootstrap(metric.of, values, true, groups=drawn, bounds=_bounds(metric), seed=seed)
+        found, undefined = _at_an_end(metric, values, true, drawn, found)
+        if undefined:
+            return Accuracy(value=metric.of(values, true), n=labels.count(), interval_reason=undefined)
     return _explained(Accuracy(value=metric.of(values, true), low=found.low, high=found.high, groups=len(drawn), n=labels.count()), drawn)
+
+
+def _at_an_end(metric: Metric, values: Array, true: Array, groups: Groups, found: Interval) -> tuple[Interval, str]:
+    """Returns the interval of a metric, where every draw may have been the same, and why it has none (empty where it has).
+
+    Args:
+        metric: The metric.
+        values: Predictions `[n, ...]`, as `Labels.values` returns them.
+        true: Labels `[n, ...]`.
+        groups: Groups of the rows.
+        found: The interval of the draws.
+    """
+    value = metric.of(values, true)
+    if metric.is_correlation and found == (0, 0):
+        return NONE, ALIKE
+    if found.low is None or not metric.is_share or value not in ((0, 1) if metric.higher_is_better else (0,)):
+        return found, ""
+    rows, is_f1 = metric.made_of(values, true)
+    if bool(rows.all()) and found.low != found.high:
+        return found, ""
+    count = len(np.unique(groups.numbers[rows]))
+    if not count:
+        return NONE, NO_ROW
+    ends = score(value, count, student(count))
+    return Interval(*(None if end is None else 2 * end / (1 + end) for end in ends)) if is_f1 else ends, ""
 
 
 def paired(metric: Metric, before: Array, after: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> Drop:

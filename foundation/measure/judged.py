@@ -26,7 +26,7 @@ from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
-from foundation.measure.metrics import METRICS, Metric, metric_of
+from foundation.measure.metrics import METRICS, Made, Metric, metric_of
 
 Counts = Callable[[float, float, float], tuple[float, float]]
 """Numerator and divisor of a figure, given hits, predictions and true rows of a class."""
@@ -96,8 +96,9 @@ def judged_of(task: Task, metric: str | None, labels: Sequence[str]) -> Judged:
     if name in METRICS:
         return Judged(task, name, metric_of(task, name))
     kind, _, label = name.partition(SEPARATOR)
-    of = partial(_of_class, task, OF_CLASS[kind], list(labels).index(label))
-    return Judged(task, name, replace(_OF_ONE, of=of, constants=kind != "recall"))
+    number = list(labels).index(label)
+    of, made_of = partial(_of_class, task, OF_CLASS[kind], number), partial(_rows_of_class, task, kind, number)
+    return Judged(task, name, replace(_OF_ONE, of=of, made_of=made_of, constants=kind != "recall"))
 
 
 def problem_with(task: Task, metric: str | None) -> Problem | None:
@@ -139,3 +140,9 @@ def _of_class(task: Task, counts: Counts, number: int, answers: Array, true: Arr
     predicted, own = TASKS[task].answer.has_class(answers, true, number)
     numerator, divisor = counts(*(float(np.sum(rows)) for rows in (predicted & own, predicted, own)))
     return numerator / divisor if divisor else 0.0
+
+
+def _rows_of_class(task: Task, kind: str, number: int, answers: Array, true: Array) -> Made:
+    """Returns the rows that a figure of class `number` is made of."""
+    predicted, own = TASKS[task].answer.has_class(answers, true, number)
+    return {"recall": Made(own), "precision": Made(predicted), "f1": Made(predicted | own, is_f1=True)}[kind]

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +44,20 @@ TOP = 5
 """Classes that `top_5` looks at."""
 
 
+class Made(NamedTuple):
+    """What a share is made of."""
+
+    rows: Array
+    """Rows that it depends on, bool `[n]`."""
+    is_f1: bool = False
+    """Whether it is 2 J / (1 + J) of the share J of these rows that are right, and not J itself."""
+
+
+def of_all_rows(answers: Array, labels: Array) -> Made:
+    """Returns all rows `[n, ...]`."""
+    return Made(np.ones(len(answers), dtype=bool))
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric, and how to format and compare it."""
@@ -57,6 +72,8 @@ class Metric:
     """Whether predictions, as `Labels.values` returns them, have this metric; else it is left out."""
     is_share: bool = False
     """Whether it is a share of the predictions, written in percent with differences in points."""
+    made_of: Callable[[Array, Array], Made] = of_all_rows
+    """What a share of predictions and labels is made of: by it a share of 0 or 1 gets an interval (`compress.report.intervals`)."""
     is_correlation: bool = False
     """Whether it is a correlation, in -1..1."""
     constants: bool = True
@@ -119,6 +136,13 @@ def f1(logits: Array, labels: Array) -> float:
     return float(np.mean([_f1_of(answers == k, labels == k) for k in np.union1d(answers, labels)]))
 
 
+def _rows_of_f1(logits: Array, labels: Array) -> Made:
+    """Rows that have class 1, or are found to; with more classes all rows, each of which has one."""
+    if logits.shape[1] != 2:
+        return of_all_rows(logits, labels)
+    return Made((logits.argmax(axis=1) == 1) | (labels == 1), is_f1=True)
+
+
 def matthews(logits: Array, labels: Array) -> float:
     """Returns the Matthews correlation coefficient of any number of classes (Gorodkin 2004)."""
     answers = logits.argmax(axis=1)
@@ -145,6 +169,14 @@ def _of_sets(figure: Figure) -> Figure:
     return lambda logits, true: figure(logits > 0, true)
 
 
+def _rows_with_labels(logits: Array, true: Array) -> Made:
+    return Made(np.asarray(((logits > 0) | true).any(axis=1)), is_f1=True)
+
+
+def _rows_with_entities(counts: Array, _: Array) -> Made:
+    return Made((counts[:, 1] > 0) | (counts[:, 2] > 0), is_f1=True)
+
+
 def _of_questions(column: int, answerable: bool | None = None) -> Figure:
     """Returns the mean of a column of the figures of questions, or of those that have an answer, or that have none."""
 
@@ -155,6 +187,10 @@ def _of_questions(column: int, answerable: bool | None = None) -> Figure:
     return figure
 
 
+def _of_answerable(answerable: bool) -> Callable[[Array, Array], Made]:
+    return lambda figures, _: Made(figures[:, 2] == answerable)
+
+
 def _of_both_kinds(answers: Array) -> bool:
     """Whether some questions have an answer and some have none."""
     return len(np.unique(answers[:, 2])) == 2
@@ -163,18 +199,18 @@ def _of_both_kinds(answers: Array) -> bool:
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "top_5": Metric(top_5, is_share=True, defined=lambda answers: answers.shape[1] > TOP),
-    "f1": Metric(f1, is_share=True),
+    "f1": Metric(f1, is_share=True, made_of=_rows_of_f1),
     "matthews": Metric(matthews, is_correlation=True),
-    "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
+    "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True, made_of=_rows_with_labels),
     "macro_f1": Metric(_of_sets(label_sets.macro_f1), is_share=True),
     "exact_match": Metric(_of_sets(label_sets.exact_match), is_share=True),
-    "entity_f1": Metric(lambda counts, _: tags.f1(counts), is_share=True),
-    "entity_precision": Metric(lambda counts, _: tags.precision(counts), is_share=True),
-    "entity_recall": Metric(lambda counts, _: tags.recall(counts), is_share=True),
+    "entity_f1": Metric(lambda counts, _: tags.f1(counts), is_share=True, made_of=_rows_with_entities),
+    "entity_precision": Metric(lambda counts, _: tags.precision(counts), is_share=True, made_of=lambda counts, _: Made(counts[:, 1] > 0)),
+    "entity_recall": Metric(lambda counts, _: tags.recall(counts), is_share=True, made_of=lambda counts, _: Made(counts[:, 2] > 0)),
     "answer_f1": Metric(_of_questions(1), is_share=True),
     "answer_exact_match": Metric(_of_questions(0), is_share=True),
-    "has_answer_f1": Metric(_of_questions(1, True), is_share=True, defined=_of_both_kinds),
-    "no_answer_f1": Metric(_of_questions(1, False), is_share=True, defined=_of_both_kinds),
+    "has_answer_f1": Metric(_of_questions(1, True), is_share=True, made_of=_of_answerable(True), defined=_of_both_kinds),
+    "no_answer_f1": Metric(_of_questions(1, False), is_share=True, made_of=_of_answerable(False), defined=_of_both_kinds),
     "wer": Metric(lambda errors, _: transcripts.rate(errors, 0), higher_is_better=False, is_share=True),
     "cer": Metric(lambda errors, _: transcripts.rate(errors, 2), higher_is_better=False, is_share=True),
     "pearson": Metric(pearson, is_correlation=True),
