@@ -4,7 +4,7 @@
 
 Every step starts from the float model again and is measured by the same loss on selection rows (`quantize.budget`). The first that loses at
 most `goals.max_drop` is taken; if none does, the one with the smallest loss. All attempts are reported with their loss and their time in
-seconds.
+seconds. Rotations are learned in the first step and are the same in all: neither rows nor roundings differ.
 
 Not supported: continuing from the previous step. A smoothed model is no better start for training than the float one, and mixed precision
 would keep QAT from recovering the layers that it leaves in float.
@@ -23,6 +23,7 @@ from foundation.schemes.sites import placed
 from foundation.stage.context import Context
 from quantize.budget import Budget
 from quantize.in_memory import Quantized, quantize_in_memory
+from quantize.rotation.learned import Memory
 from quantize.settings import MixedPrecision, QuantizeSettings
 from quantize.trial import in_int8
 
@@ -59,10 +60,11 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
     budget = Budget.prepare(load(source, computing_device()), source, rows, context)
     tried: list[tuple[float, Quantized]] = []
     attempts: list[dict[str, object]] = []
+    memory = Memory()  # what rotations are learned by is the same in all steps
     for name, step in ladder(stage, limit).items():
         context.progress.log(f"  trying {name}")
         started = time.monotonic()
-        made = quantize_in_memory(step, source, replace(context, scratch=_own_folder(context.scratch, name)))
+        made = quantize_in_memory(step, source, replace(context, scratch=_own_folder(context.scratch, name)), memory)
         lost = context.team.broadcast(_loss(made, budget))
         attempts.append({"name": name, "value": lost, "seconds": time.monotonic() - started, "kept": False})
         context.progress.log(f"  {name}: loss {lost:.4f}, allowed {limit:g} ({budget.measure})")

@@ -17,6 +17,7 @@ from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
 from quantize.batch_norm import return_biases
 from quantize.ptq import UNREACHED, divide
+from quantize.rotation.learned import Memory
 from quantize.schemes import choose_scales, layer_figures, round_weights, scale_classes
 from quantize.settings import QuantizeSettings
 from quantize.steps import Steps
@@ -37,21 +38,21 @@ class Quantized:
     """Attention products and residuals in int8."""
 
 
-def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Context) -> Quantized:
+def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Context, memory: Memory | None = None) -> Quantized:
     """Quantizes a float checkpoint in memory, with mode ptq or qat.
 
     Args:
         settings: The settings; the mode is not `auto`.
         source: The float checkpoint.
         context: Data, target, teacher, progress.
+        memory: What attempts at this model share; None: there is no other.
 
     Raises:
         InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
             failed.
     """
-    steps = Steps.prepare(settings, source, context)
+    steps = Steps.prepare(settings, source, context, memory)
     layers, kept = steps.choose_layers()
-
     norms = steps.fold_batch_norms(layers)
     smoothed, smoothing = steps.equalize_and_smooth(layers)
     observed = steps.observe(layers, smoothed)

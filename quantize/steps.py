@@ -54,7 +54,7 @@ from quantize.group_scales import GroupMoments, Groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
-from quantize.rotation.learned import Learning, learn
+from quantize.rotation.learned import Learning, Memory, learn
 from quantize.rotation.rotation import Rotations, rotate
 from quantize.rotation.rotation import describe as describe_rotation
 from quantize.rotation.simulated import Rounding
@@ -98,15 +98,23 @@ class Steps:
     """The figures of the rotation; empty without."""
 
     @classmethod
-    def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
-        """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
+    def prepare(cls, settings: QuantizeSettings, source: Path, context: Context, memory: Memory | None = None) -> Self:
+        """Loads the model, draws the calibration rows, and computes the float references that later steps need.
+
+        Args:
+            settings: The settings.
+            source: The float checkpoint.
+            context: Data, target, teacher, progress.
+            memory: Rotations that an earlier attempt at this model learned, or room for them; None: there is no other attempt.
+        """
         model = load(source, computing_device())
         rows = calibration_rows(settings, source, lambda: model, context)
         feed = partial(feature_batches, source, rows, context)
         rotation: dict[str, object] = {}
         if settings.rotation != "none":  # before the float references: they are of the rotated model, whose states teach too
             few = {name: values[:TRACED_ROWS] for name, values in next(feed("")).items()}
-            further = partial(_learn_rotations, settings, source, rows, context) if settings.rotation == "learned" else None
+            learning = partial(_learn_rotations, settings, source, rows, context, Memory() if memory is None else memory)
+            further = learning if settings.rotation == "learned" else None
             rotation = rotate(model, few, context.seed, f"{settings.key}.rotation", further)
             context.progress.log(f"  {describe_rotation(rotation)}")
         with_separate_experts(model)
@@ -411,16 +419,25 @@ class Steps:
 
 
 def _learn_rotations(
-    settings: QuantizeSettings, source: Path, rows: Sequence[Row], context: Context, model: nn.Module, rotations: Rotations
+    settings: QuantizeSettings,
+    source: Path,
+    rows: Sequence[Row],
+    context: Context,
+    memory: Memory,
+    model: nn.Module,
+    rotations: Rotations,
 ) -> dict[str, object]:
     """Turns a rotated model by learned rotations, in place; returns the figures."""
+    if memory.learned is not None:
+        return memory.learned.turn(model, rotations)
     how = settings.learned_rotation
     rounding = Rounding(settings.scheme, settings.bits(context), Groups(settings.group_size, settings.symmetric, "minmax"))
     chosen, _ = choose_layers(model, linears(model), settings.exclude, f"stages.{settings.title}.exclude")
     batches = list(feature_batches(source, rows, context, "", how.batch_size))
     learning = Learning(how.steps, how.learning_rate, context.seed, by_kl=context.facts.answer.DISTANCE == "kl")
     track = partial(context.progress.track, label=f"{settings.title}: learning rotations")
-    return learn(model, rotations, batches, dict.fromkeys(chosen, rounding), learning, track)
+    memory.learned = learn(model, rotations, batches, dict.fromkeys(chosen, rounding), learning, track)
+    return memory.learned.turn(model, rotations)
 
 
 def _linears(layers: Layers) -> dict[str, nn.Linear]:

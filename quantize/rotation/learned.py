@@ -54,6 +54,28 @@ class Learning:
     """Whether answers are logits of classes or tokens, which KL compares; else the squared distance does."""
 
 
+@dataclass(frozen=True)
+class Learned:
+    """Rotations that were learned for a model."""
+
+    matrices: tuple[Tensor, ...]
+    """What is applied after each of its rotations, in their order, float64; empty if Hadamard matrices alone are better."""
+    figures: Mapping[str, object]
+
+    def turn(self, model: nn.Module, rotations: Rotations) -> dict[str, object]:
+        """Turns a rotated model, in place; returns the figures. It may be another copy of the model that they were learned for."""
+        if self.matrices:
+            turn(model, rotations, dict(zip(_distinct(rotations), self.matrices, strict=True)))
+        return dict(self.figures)
+
+
+@dataclass
+class Memory:
+    """What attempts at one model, with the same rows and roundings, share."""
+
+    learned: Learned | None = None
+
+
 def learn(
     model: nn.Module,
     rotations: Rotations,
@@ -61,8 +83,8 @@ def learn(
     roundings: Mapping[str, Rounding],
     how: Learning,
     track: Callable[[Sequence[int]], Iterable[int]],
-) -> dict[str, object]:
-    """Turns a model by learned rotations, in place.
+) -> Learned:
+    """Learns rotations of a model, which stays as it is.
 
     Args:
         model: A rotated model in evaluation mode, its norms neutral.
@@ -73,8 +95,8 @@ def learn(
         track: Shows the progress of the steps.
 
     Returns:
-        The figures for the report: `steps`, `kept` (the number of steps that made the rotations; 0: the Hadamard matrices alone),
-        `loss_before` and `loss` over the same rows.
+        The rotations, with the figures for the report: `steps`, `kept` (the number of steps that made the rotations; 0: the Hadamard
+        matrices alone), `loss_before` and `loss` over the same rows.
 
     Raises:
         InputError: A loss is NaN or infinite.
@@ -94,9 +116,8 @@ def learn(
             losses[step] = loss
         if step < how.steps:
             learner.step(next(drawn), how.angle * (1 - step / how.steps))
-    if kept:
-        turn(model, rotations, best)
-    return {"steps": how.steps, "kept": kept, "loss_before": losses[0], "loss": losses[kept]}
+    matrices = tuple(best[key] for key in _distinct(rotations)) if kept else ()
+    return Learned(matrices, {"steps": how.steps, "kept": kept, "loss_before": losses[0], "loss": losses[kept]})
 
 
 def turn(model: nn.Module, rotations: Rotations, matrices: Mapping[int, Tensor]) -> None:
@@ -118,7 +139,7 @@ class _Learner:
     def __init__(self, model: nn.Module, rotations: Rotations, roundings: Mapping[str, Rounding], by_kl: bool) -> None:
         self._model, self._turns, self._roundings, self._by_kl = model, rotations.turns, roundings, by_kl
         self._device = device_of(model)
-        known = {id(turn.rotation): turn.rotation for turns in rotations.turns.values() for turn in turns}
+        known = _distinct(rotations)
         self._movers = {
             key: CayleySgd(torch.eye(known[key].size, dtype=torch.float64), keeps_ones=rotations.stream.centred and _keeps_ones(known[key]))
             for key in known
@@ -165,6 +186,11 @@ def distance(found_NC: Tensor, expected_NC: Tensor, *, by_kl: bool) -> Tensor:
         by_kl: Whether they are logits.
     """
     return divergence(found_NC, expected_NC, 1.0).sum() if by_kl else (found_NC - expected_NC).square().sum()
+
+
+def _distinct(rotations: Rotations) -> dict[int, Rotation]:
+    """Returns the rotations of a model by their `id`, in the order in which its weights name them."""
+    return {id(turn.rotation): turn.rotation for turns in rotations.turns.values() for turn in turns}
 
 
 def _keeps_ones(rotation: Rotation) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
@@ -17,7 +18,9 @@ from foundation.schemes.int8 import Int8Linear
 from foundation.stage.context import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder
+from quantize.in_memory import quantize_in_memory
 from quantize.quantize import Quantize
+from quantize.rotation.learned import Learned, _distinct, learn
 from quantize.settings import MixedPrecision
 
 pytestmark = pytest.mark.whole
@@ -101,3 +104,30 @@ def test_the_first_that_keeps_within_the_goal_is_taken_else_the_best(
 def test_the_goal_is_part_of_the_key_of_auto_alone(context: Context) -> None:
     keys = [Quantize(id="quantize", mode=mode).depends(replace(context, goals=Goals(max_drop=0.02))) for mode in ("ptq", "qat", "auto")]
     assert [key.get("max_drop") for key in keys] == [None, None, 0.02]
+
+
+def test_rotations_are_learned_once_for_all_attempts(
+    vit: Artifact, image_context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, losses = [], iter([0.5, 0.0, 0.0])
+
+    def counted(*given: Any) -> Learned:
+        """Exchanges two channels, whether that is better or not; norms that subtract the mean allow it."""
+        found = learn(*given)
+        turned = [torch.eye(rotation.size, dtype=torch.float64) for rotation in _distinct(given[1]).values()]
+        for matrix in turned:
+            matrix[:2, :2] = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        learned.append(replace(found, matrices=tuple(turned)))
+        return learned[-1]
+
+    monkeypatch.setattr("quantize.steps.learn", counted)
+    monkeypatch.setattr(escalation, "_loss", lambda made, budget: next(losses))
+    stage = Quantize(id="quantize", mode="auto", rotation="learned", learned_rotation={"steps": 4, "batch_size": 16})
+    made = escalate(stage, vit.path, image_context)
+    assert len(made.figures["attempts"]) == 2  # type: ignore[arg-type]
+    assert len(learned) == 1
+    alone = quantize_in_memory(ladder(stage, 0.01)["smoothing and bias correction"], vit.path, image_context)
+    assert len(learned) == 2
+    assert made.figures["rotation"] == alone.figures["rotation"]
+    for name, weight in alone.model.state_dict().items():
+        assert torch.equal(weight, made.model.state_dict()[name]), name

@@ -262,7 +262,8 @@ def learned(model: nn.Module, rows: Sequence[dict[str, Tensor]], rounding: Round
     """Rotates a model and turns it further, in place; returns the figures."""
 
     def further(model: nn.Module, rotations: Rotations) -> dict[str, object]:
-        return learn(model, rotations, rows, dict.fromkeys(inner(model), rounding), Learning(steps, angle, 0), lambda steps: steps)
+        found = learn(model, rotations, rows, dict.fromkeys(inner(model), rounding), Learning(steps, angle, 0), lambda steps: steps)
+        return found.turn(model, rotations)
 
     return rotate(model, rows[0], 0, KEY, further)
 
@@ -342,6 +343,6 @@ def test_rows_of_padding_do_not_count() -> None:
         padded = torch.where(mask == 1, ids, filler)
         batches = [{"input_ids": padded, "attention_mask": mask}]
         roundings = dict.fromkeys(inner(model), rounding_of("w8a8-dynamic"))
-        figures = learn(copy.deepcopy(model), rotations, batches, roundings, Learning(1, 1e-9, 0), lambda steps: steps)
+        figures = learn(copy.deepcopy(model), rotations, batches, roundings, Learning(1, 1e-9, 0), lambda steps: steps).figures
         losses.append(figures["loss_before"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
