@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from compress.recipe import Recipe
 from compress.run import durations
 from compress.run.cache import cache_key
-from compress.run.disk import Variant, default_builds, predicted_bytes
+from compress.run.disk import Variant, default_builds, predicted_bytes, scratch_bytes
 from compress.run.durations import NO_TIME, Expected
 from compress.run.expected import parts_of
 from compress.run.implicit import is_variant
@@ -71,6 +71,8 @@ class PlannedStep:
     """Whether it will take parts from earlier runs."""
     stored: bool = False
     """Whether its artifact is in the store of the recipe, and not in the run folder."""
+    scratch_bytes: int = 0
+    """Disk space that it takes besides while it runs."""
     expected: Expected | None = None
     """The predicted time with its range; None until it is looked up."""
 
@@ -114,7 +116,8 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         parts = parts_of(step, padded * work, size.macs, config, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
-        planned.append(PlannedStep(step, None, made, config, lineage, disk, work, parts, memory))
+        scratch = scratch_bytes(step, config, context)
+        planned.append(PlannedStep(step, None, made, config, lineage, disk, work, parts, memory, scratch_bytes=scratch))
     return planned
 
 
@@ -128,7 +131,9 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context, of
         found, stored = _find(entry.step, state, folder, offer) if chain else (None, False)
         chain = found is not None
         if found is not None:
-            yield replace(entry, cached=found, stored=stored, disk_bytes=found.size_bytes, expected=NO_TIME, memory_bytes=0)
+            yield replace(
+                entry, cached=found, stored=stored, disk_bytes=found.size_bytes, scratch_bytes=0, expected=NO_TIME, memory_bytes=0
+            )
         else:
             reuses = entry.step.reuses(state.context)
             name = entry.step.NAME
@@ -154,7 +159,8 @@ def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
     """Returns the shortages of disk and memory for the steps that are not cached."""
     todo = [entry for entry in planned if entry.cached is None]
     memory = {str(entry.step.id): durations.predicted_memory(entry.step.NAME, entry.memory_bytes) for entry in todo}
-    return shortage(sum(entry.disk_bytes for entry in todo), memory, room)
+    scratch = max((entry.scratch_bytes for entry in todo), default=0)  # a step removes its own before the next one starts
+    return shortage(sum(entry.disk_bytes for entry in todo) + scratch, memory, room)
 
 
 @dataclass

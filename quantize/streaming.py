@@ -31,7 +31,7 @@ from foundation.models.checkpoint import load
 from foundation.models.files import TEXT_FILES, copy_files
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import linears
-from foundation.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
+from foundation.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem, takes_much
 from foundation.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
 from foundation.schemes.int4 import GRID
 from foundation.schemes.table import SCHEMES
@@ -95,17 +95,42 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
 
     It is too large for memory, or so deep that rounding by moments, which in memory runs the whole model for each layer, takes far longer.
     """
-    if not context.facts.generates:
-        return False
-    large, config = is_large(Checkpoint(checkpoint)), Checkpoint(checkpoint).config
-    deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
-    if not (large or deep):
+    large, config = context.facts.generates and is_large(Checkpoint(checkpoint)), Checkpoint(checkpoint).config
+    if not _gains(stage, config, context, large=large):
         return False
     reason = needs_whole(stage, large=large) or structure_problem(meta_model(config)[0])
     if reason is not None and large:
         warning = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
         context.progress.warn(f"{stage.title}: {warning}")
     return reason is None
+
+
+def will_stream(stage: QuantizeSettings, config: PreTrainedConfig, context: Context, parameters: int) -> bool:
+    """Returns whether a model of so many parameters would be streamed, before there is a checkpoint."""
+    if stage.stream != "auto":
+        return stage.stream is True
+    large = takes_much(parameters)
+    if not _gains(stage, config, context, large=large):
+        return False
+    return needs_whole(stage, large=large) is None and structure_problem(meta_model(config)[0]) is None
+
+
+def _gains(stage: QuantizeSettings, config: PreTrainedConfig, context: Context, *, large: bool) -> bool:
+    """Returns whether a model is better streamed: it is too large for memory, or deep."""
+    deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
+    return context.facts.generates and (large or deep)
+
+
+def scratch_bytes(stage: QuantizeSettings, config: PreTrainedConfig, context: Context, parameters: int) -> int:
+    """Returns the disk space that a stage takes only while it runs: of a streamed model that is rotated, the rotated float32 weights.
+
+    Args:
+        stage: The stage's settings.
+        config: Transformers config of its output.
+        context: Task and target.
+        parameters: Number of weights of its output.
+    """
+    return 4 * parameters if stage.rotation == "hadamard" and will_stream(stage, config, context, parameters) else 0
 
 
 def quantize_streamed(

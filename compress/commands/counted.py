@@ -66,6 +66,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
             parameters=entry.size.parameters if entry.size else None,
             flops=entry.size.flops if entry.size else None,
             disk_bytes=entry.disk_bytes,
+            scratch_bytes=entry.scratch_bytes,
             memory_bytes=entry.memory_bytes,
             parts=dict(entry.parts),
             cached=entry.cached is not None,

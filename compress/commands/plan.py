@@ -35,6 +35,8 @@ class Step:
     stored: bool
     """Whether its artifact will be fetched from the store."""
     disk_bytes: int
+    scratch_bytes: int
+    """Disk space that it takes besides while it runs."""
     memory_bytes: int
     expected: Expected
     line: str
@@ -79,7 +81,8 @@ def plan(recipe: Recipe, out: Path | None = None, devices: str | None = None, st
         steps = [_predicted(step, known) for step in facts["steps"]]
     todo, room = [step for step in steps if not step.cached], Room.here(folder)
     written = sum(step.disk_bytes for step in steps if step.stored or not step.cached)
-    short = shortage(written, {step.id: step.memory_bytes for step in todo}, room)
+    scratch = max((step.scratch_bytes for step in todo), default=0)  # a step removes its own before the next one starts
+    short = shortage(written + scratch, {step.id: step.memory_bytes for step in todo}, room)
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
         *facts["above"],
@@ -145,7 +148,9 @@ def _predicted(step: CountedStep, known: Speed) -> Step:
     flops = "" if step["flops"] is None else f"{step['flops'] / 1e9:.3f}"
     taken = "" if cached else shown(memory)
     line = f"{step['id']:<20} {parameters:>12} {flops:>11} {_bytes(step['disk_bytes']):>10} {taken:>10} {time:>10}{between}{step['note']}"
-    return Step(step["id"], cached, step["stored"], step["disk_bytes"], memory, expected, line)
+    scratch = 0 if cached else step["scratch_bytes"]
+    line += f"  {shown(scratch)} more on disk while it runs" if scratch else ""
+    return Step(step["id"], cached, step["stored"], step["disk_bytes"], scratch, memory, expected, line)
 
 
 def _fetched(steps: Sequence[Step], url: str | None) -> Iterator[str]:

@@ -38,6 +38,8 @@ class CountedStep(TypedDict):
     parameters: int | None
     flops: int | None
     disk_bytes: int
+    scratch_bytes: int
+    """Disk space that it takes besides while it runs."""
     memory_bytes: int
     parts: dict[str, float]
     """Amounts of its parts (`compress.run.expected`)."""

@@ -112,6 +112,15 @@ def predicted_bytes(step: Stage, config: PreTrainedConfig, variants: Mapping[str
     return sizes.prediction_bytes if isinstance(step, Evaluate) else sizes.float_bytes + sizes.tokenizer_bytes
 
 
+def scratch_bytes(step: Stage, config: PreTrainedConfig, context: Context) -> int:
+    """Returns the predicted size in bytes of what a step writes and removes before it ends; the arguments are as above."""
+    if not isinstance(step, Quantize) or step.rotation == "none":
+        return 0
+    from quantize.streaming import scratch_bytes as of_quantize
+
+    return of_quantize(step, config, context, parameters_of(config, context.task, None)[0])
+
+
 def weight_bytes(variant: Variant, context: Context) -> int:
     """Returns the size in bytes of the weights of a model as an engine loads them, at least: 1 byte where they become int8, 2 in tables of
     embeddings that an engine has in bf16, else 4."""

@@ -427,7 +427,12 @@ def available_bytes() -> int:
 def is_large(checkpoint: Checkpoint, share: float = MODEL_SHARE) -> bool:
     """Whether the float32 weights of a checkpoint would take more than a share of the available memory."""
     weights = checkpoint.weights
-    return 4 * sum(prod(weights.shape(name)) for name in weights.names) > share * available_bytes()
+    return takes_much(sum(prod(weights.shape(name)) for name in weights.names), share)
+
+
+def takes_much(parameters: int, share: float = MODEL_SHARE) -> bool:
+    """Whether so many float32 weights would take more than a share of the available memory."""
+    return 4 * parameters > share * available_bytes()
 
 
 def _copied(stored: Tensor) -> Tensor:
