@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,27 @@ def test_a_stamp_of_a_new_file_is_unlike_every_other(tmp_path: Path) -> None:
     settle(tmp_path)
     assert stamps([file]) != before
     assert stamps([tmp_path / "missing"]) == ()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_file_settles_whatever_the_clock_of_its_file_system_says(hours: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the clock of this machine is wrong."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3600 * 10**9)
+    file = tmp_path / "file"
+    file.write_text("a")
+    assert stamps([file]) != stamps([file])
+    began = time.monotonic()
+    while stamps([file]) != stamps([file]):
+        assert time.monotonic() - began < 10
+        os.sched_yield()
+
+
+def test_an_old_file_has_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 25 * 3600 * 10**9)
+    (tmp_path / "file").write_text("a")
+    assert stamps([tmp_path / "file"]) == stamps([tmp_path / "file"])
 
 
 def test_a_checkpoint_names_its_scheme(folder: Path) -> None:
