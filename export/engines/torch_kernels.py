@@ -130,8 +130,8 @@ def with_attention(plan: Plan, request: BuildRequest, time: Time | None = None) 
     lengths = [min(length, plan.longest) for length in request.buckets] or [plan.longest]
     rows = max(request.target.batch_sizes)
     kernel, times = library_attention.fastest(plan, device, lengths, rows, work_on_gpu if time is None else time)
-    told = "; ".join(f"{length} tokens: ours {ms['packed']:.3f} ms, torch's {ms['varlen']:.3f} ms" for length, ms in times.items())
-    request.log(f"{request.engine}: attention by {OWNERS[kernel]} kernel in fp16 ({told})")
+    compared = "; ".join(f"{length} tokens: ours {ms['packed']:.3f} ms, torch's {ms['varlen']:.3f} ms" for length, ms in times.items())
+    request.log(f"{request.engine}: attention by {OWNERS[kernel]} kernel in fp16 ({compared})")
     return replace(plan, attention=kernel, attention_ms=times)
 
 
@@ -180,13 +180,13 @@ def nodes_of(model: Path) -> dict[str, dict[str, str]]:
 def probed_tensors(plan: Plan | DecoderPlan, found: Mapping[str, Probe]) -> dict[str, Array]:
     """Returns inputs, codes and products of int8 layers by their ONNX names, given the probes by path."""
     known: dict[str, Array] = {}
-    for name, told in plan.nodes.items():
-        probed, biased = found[name], "output" not in told  # one node of the graph multiplies and adds the bias
-        x, codes, y = probed.x, probed.codes, probed.y + plan.bias(name) if biased else probed.y
+    for layer, names in plan.nodes.items():
+        probed, biased = found[layer], "output" not in names  # one node of the graph multiplies and adds the bias
+        x, codes, y = probed.x, probed.codes, probed.y + plan.bias(layer) if biased else probed.y
         patches = getattr(plan, "patches", None)
-        if patches is not None and name == patches.projection.name:  # a convolution of the graph
+        if patches is not None and layer == patches.projection.name:  # a convolution of the graph
             x, codes, y = patches.joined(x), patches.joined(codes), patches.laid_out(y)
-        tensors_of = {told["input"]: x, told["codes"]: codes, told["biased" if biased else "output"]: y}
+        tensors_of = {names["input"]: x, names["codes"]: codes, names["biased" if biased else "output"]: y}
         known |= {tensor: values.cpu().numpy() for tensor, values in tensors_of.items()}
     return known
 
@@ -221,14 +221,14 @@ class TorchKernels:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node, by the layers of the plan; the products of attention are float."""
         rest, layers = self._runner.float_precision, {layer.name: layer.is_int8 for layer in self._runner.plan.linears}
-        told: dict[str, str] = {}
+        precisions: dict[str, str] = {}
         for gemm in gemms:
             module, _, product = gemm.rpartition("/")
             if module in layers:
-                told[gemm] = "int8" if layers[module] else rest
+                precisions[gemm] = "int8" if layers[module] else rest
             elif product in ATTENTION_PRODUCTS:
-                told[gemm] = rest
-        return told
+                precisions[gemm] = rest
+        return precisions
 
     def reported(self) -> dict[str, str]:
         """Returns how kernels are launched, where that was chosen by times."""
