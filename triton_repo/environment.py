@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import MetadataPathFinder, distributions
 from pathlib import Path
 
 from foundation.artifacts.artifact import write_text
@@ -36,7 +37,7 @@ from foundation.machine.environment import cache_folder
 VARIABLE = "COMPRESS_SERVER_ENV"
 REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")
 ADDITIONS = Path(__file__).with_name("server-additions.txt")
-MARKER, ADDED = "compress-server.txt", "compress-additions.txt"
+MARKER = "compress-server.txt"
 FIX = "run `compress doctor --fix`"
 MAX_SECONDS = 1800.0
 _OFFLINE = re.compile(
@@ -148,8 +149,20 @@ def build() -> ServerEnvironment:
         except InputError:
             _install(path)
             found = check()
-        _add(path)
+        _add(found)
         return found
+
+
+def additions(found: ServerEnvironment) -> dict[str, str | None]:
+    """Returns the versions of the additions in an environment by package; None for one that is missing."""
+    site = [str(found.site)]
+    MetadataPathFinder().invalidate_caches()  # they go by the time of the folder, which pip may have changed within one step of the clock
+    return {name: next((entry.version for entry in distributions(name=name, path=site)), None) for name in _pinned()}
+
+
+def cure(name: str) -> str:
+    """Returns what installs a missing addition: an environment that the user gave is never changed."""
+    return f"pip install {name} into ${VARIABLE}" if os.environ.get(VARIABLE) else FIX
 
 
 class _Broken(Exception):
@@ -189,20 +202,26 @@ def _install(path: Path) -> None:
         raise InputError("server environment", f"{path} cannot be built: {error}", remedy=_remedy(str(error))) from error
 
 
-def _add(path: Path) -> None:
+def _pinned() -> dict[str, str]:
+    """Returns the pinned versions of the additions by package."""
+    lines = (line.partition("#")[0].strip() for line in ADDITIONS.read_text(encoding="utf-8").splitlines())
+    return {name: version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def _add(found: ServerEnvironment) -> None:
     """Installs the additions into an environment that works, unless it has them.
 
     Raises:
         InputError: They cannot be installed.
     """
-    wanted, marker = ADDITIONS.read_text(encoding="utf-8"), path / ADDED
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+    if additions(found) == _pinned():
         return
     try:
-        _run([*_pip(path), "--no-deps", "--requirement", str(ADDITIONS)])
-        write_text(marker, wanted)
+        _run([*_pip(found.path), "--no-deps", "--requirement", str(ADDITIONS)])
     except (_Broken, OSError) as error:
-        raise InputError("server environment", f"{path}: additions cannot be installed: {error}", remedy=_remedy(str(error))) from error
+        raise InputError(
+            "server environment", f"{found.path}: additions cannot be installed: {error}", remedy=_remedy(str(error))
+        ) from error
 
 
 def _pip(path: Path) -> list[str]:

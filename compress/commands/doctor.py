@@ -52,6 +52,8 @@ def _server(fix: bool) -> Iterator[str]:
             server.build()
         found = server.check()
         yield f"triton server  {found.path}, {', '.join(f'{name} {version}' for name, version in found.versions.items())}"
+        for name, version in server.additions(found).items():
+            yield f"{name:<15}{version or f'missing in the server environment: JSON_SCHEMA and REGEX are refused; {server.cure(name)}'}"
     except InputError as error:
         if fix:
             raise

@@ -1,5 +1,6 @@
 import hashlib
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import app
+from compress.commands.doctor import examine
 from foundation.core.errors import InputError
 from triton_repo import environment
 
@@ -32,6 +34,22 @@ def interpreter(path: Path, script: str) -> None:
     (path / "bin" / "python3").write_text(f"#!/bin/sh\n{script}\n")
     (path / "bin" / "python3").chmod(0o755)
     (path / environment.MARKER).write_text(environment.lock_digest() + "\n")
+
+
+def server(path: Path) -> environment.ServerEnvironment:
+    """An environment that works."""
+    return environment.ServerEnvironment(path, "3.12", path / "site", path, {"numpy": "1.26.4"})
+
+
+def installed(path: Path, version: str | None) -> None:
+    """Leaves one version of llguidance in the environment; None: none."""
+    (path / "site").mkdir(parents=True, exist_ok=True)
+    for folder in (path / "site").glob("*.dist-info"):
+        shutil.rmtree(folder)
+    if version is not None:
+        folder = path / "site" / f"llguidance-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: llguidance\nVersion: {version}\n")
 
 
 def test_requirements_are_exact_and_those_of_the_tool():
@@ -106,16 +124,40 @@ def test_a_failed_build_leaves_nothing_and_quotes_pip(cache, monkeypatch):
 
 def test_additions_are_installed_once_into_an_environment_that_is_there(cache, monkeypatch):
     calls: list[list[str]] = []
-    monkeypatch.setattr(environment, "check", lambda: "found")
-    monkeypatch.setattr(environment, "_run", lambda command, variables=None: calls.append(command) or "")
+    found = server(cache)
+
+    def install(command, variables=None):
+        calls.append(command)
+        installed(cache, environment._pinned()["llguidance"])
+        return ""
+
+    monkeypatch.setattr(environment, "check", lambda: found)
+    monkeypatch.setattr(environment, "_run", install)
     interpreter(cache, "exit 0")
-    assert (environment.build(), environment.build()) == ("found", "found")
+    assert (environment.build(), environment.build()) == (found, found)
     [call] = calls
     assert call[-2:] == ["--requirement", str(environment.ADDITIONS)]
     assert "--no-deps" in call
-    (cache / environment.ADDED).write_text("llguidance==0.1\n")
-    environment.build()
-    assert len(calls) == 2
+    for version in ("0.1", None):  # of an earlier release, and removed since
+        installed(cache, version)
+        environment.build()
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"), [(False, "run `compress doctor --fix`"), (True, "pip install llguidance into $COMPRESS_SERVER_ENV")]
+)
+def test_the_doctor_names_a_missing_addition(given, remedy, cache, monkeypatch):
+    monkeypatch.setattr(environment, "check", lambda: server(cache))
+    if given:
+        monkeypatch.setenv(environment.VARIABLE, str(cache))
+
+    def lines():
+        return [line for line in examine() if line.startswith("llguidance")]
+
+    assert lines() == [f"llguidance     missing in the server environment: JSON_SCHEMA and REGEX are refused; {remedy}"]
+    installed(cache, "1.9.1")
+    assert lines() == ["llguidance     1.9.1"]
 
 
 def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
