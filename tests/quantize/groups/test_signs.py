@@ -39,7 +39,7 @@ def group(signs: Signs, exponent: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     sizes = (0.1 + 0.9 * torch.rand(SIZE, generator=generator)) * 2.0**exponent
     place = torch.arange(SIZE) == int(torch.randint(SIZE, (), generator=generator))
-    factors = {"positive": 1, "negative": -1, "zero": 0, "one positive": place, "one negative": -1 * place}
+    factors: dict[str, Tensor | int] = {"positive": 1, "negative": -1, "zero": 0, "one positive": place, "one negative": -1 * place}
     return sizes * factors.get(signs, torch.where(torch.rand(SIZE, generator=generator) < 0.5, -1, 1))
 
 
