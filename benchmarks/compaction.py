@@ -4,9 +4,9 @@
 
 RECIPE names model and data, by default MiniLM and SST-2 (recipes/sst2-minilm-ptq-2693.yaml: give `--set model.path=FOLDER --set
 data.path=FOLDER`). STAGES are a list of `finetune`, `distill`, `sparsify`, `prune` and `compact`, each of which begins with the model
-before it. The dense model is the output of the last `finetune` or `distill`, else the model itself; the teacher is the output of the last
-`finetune`, else the model itself. The dense model and the output of every later stage are quantized to int8 and built for OpenVINO and
-ONNX Runtime.
+before it. The dense model is the output of the last `finetune`, or of a `distill` that comes before all other stages but `finetune`, else
+the model itself; a `distill` after `compact` trains what is left further. The teacher is the output of the last `finetune`, else the model
+itself. The dense model and the output of every later stage are quantized to int8 and built for OpenVINO and ONNX Runtime.
 The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its
 longest rows. Prints a table: the share of the weights of the dense model's blocks that are gone or 0, the metric over the evaluation split
 with its 95 % interval, the loss against the dense model in the same engine (paired, 95 %; of perplexity relative), latency, and the time as
@@ -89,7 +89,7 @@ def make(recipe: Recipe, out: Path) -> None:
         made = step(out / stage.id, ran(stage, list(floats.values())[-1], context, out))
         if isinstance(stage, Finetune):
             floats, context = {DENSE: made}, replace(context, checkpoints={"baseline": made}, teachers=(made,))
-        elif isinstance(stage, Distill):
+        elif isinstance(stage, Distill) and len(floats) == 1:
             floats = {DENSE: made}
         else:
             floats[stage.id] = made
@@ -146,7 +146,10 @@ def engines(recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
 
 def models(recipe: Recipe) -> list[str]:
     """Returns the names of the models: the dense one, and the output of every later stage before quantization."""
-    return [DENSE, *(stage.id for stage in recipe.stages[:-1] if not isinstance(stage, Finetune | Distill))]
+    stages = [stage for stage in recipe.stages[:-1] if not isinstance(stage, Finetune)]
+    while stages and isinstance(stages[0], Distill):
+        stages = stages[1:]
+    return [DENSE, *(stage.id for stage in stages)]
 
 
 def shapes(recipe: Recipe) -> list[Shape]:
