@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError, Problem
 from foundation.data.splits import Split
+from foundation.machine.device import computing_device
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.context import check_context
 from foundation.models.architecture.expert_shares import check_experts
-from foundation.models.architecture.sequence import check_sequence
+from foundation.models.architecture.sequence import LAYERS_LEFT_OUT, check_left_out, check_sequence
 from foundation.models.architecture.shapes import on_meta
 from foundation.models.architecture.split import check_split
 from foundation.models.architecture.stages import check_stages
@@ -51,6 +52,10 @@ def check_training(settings: TrainingSettings, config: PreTrainedConfig, context
         check_sequence(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.context > 1:
         check_context(config, context.task, context.max_length, context.team.context, key)
+    if context.team.strategy == "fsdp2" and context.team.data_size > 1 and computing_device().type == "cuda":
+        # on CPUs all processes draw alike (`foundation.training.processes.row_draws`), and leave out the same blocks
+        given = Problem(f"{key}: parallel.strategy", "fsdp2 given", f"this {config.model_type}")
+        check_left_out(config, given, lambda name: f"give ddp, or {name}: 0 in config.json", LAYERS_LEFT_OUT)
     if context.team.experts > 1:
         check_experts(config, context.task, context.team.experts, key, adapters=settings.lora is not None)
     if context.team.pipeline > 1:

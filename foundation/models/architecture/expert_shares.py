@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
-from foundation.models.architecture.sequence import LEFT_OUT
+from foundation.models.architecture.sequence import check_left_out
 from foundation.models.architecture.shapes import on_meta
 from foundation.models.layers.experts import is_stacked
 from foundation.models.layers.listed_experts import is_listed
@@ -41,7 +41,5 @@ def check_experts(config: PreTrainedConfig, task: Task, processes: int, key: str
         raise InputError.of([given.because(f"has layers of {uneven[0]} experts", f"give {' or '.join(fits)}")])
     if adapters and any(is_listed(module) for module in modules):
         raise InputError.of([given.because("has experts that adapters change", "give experts: 1, or train without lora")])
-    for name in LEFT_OUT if learns else ():
-        if getattr(config, name, 0):
-            reason = f"leaves out blocks at random ({name}: {getattr(config, name):g}), each process others"
-            raise InputError.of([given.because(reason, f"give experts: 1, or {name}: 0 in config.json")])
+    if learns:
+        check_left_out(config, given, lambda name: f"give experts: 1, or {name}: 0 in config.json")

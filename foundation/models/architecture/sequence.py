@@ -20,7 +20,7 @@ gradient (encoder-decoders), blocks that are left out at random (`layerdrop`, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
 TOKENS = "tokens_of_a_row"
 """The argument that gives a block their number."""
-LEFT_OUT = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "drop_path_rate")
-"""Config keys: the share of blocks that a training leaves out at random."""
+LAYERS_LEFT_OUT = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Config keys: the share of blocks that a training leaves out at random, for all rows of a batch."""
+LEFT_OUT = (*LAYERS_LEFT_OUT, "drop_path_rate")
+"""The same, with the share that single rows leave out."""
 
 
 def share_tokens(model: nn.Module, split: Split, group: Group) -> None:
@@ -254,10 +256,22 @@ def check_one_stack(config: PreTrainedConfig, setting: Problem, remedy: str) -> 
     """Raises an `InputError` if a model has two stacks of blocks, or leaves out blocks at random."""
     if len(depths_of(config) or ()) > 1:
         raise InputError.of([setting.because("has two stacks of blocks, one of which reads the tokens of the other", remedy)])
-    for name in LEFT_OUT:
+    check_left_out(config, setting, lambda name: remedy)
+
+
+def check_left_out(config: PreTrainedConfig, setting: Problem, remedy: Callable[[str], str], names: Sequence[str] = LEFT_OUT) -> None:
+    """Raises an `InputError` if a model leaves out blocks at random.
+
+    Args:
+        config: Transformers config of the model.
+        setting: The setting that does not go with it.
+        remedy: Returns what to do, from the key of the config.
+        names: The keys.
+    """
+    for name in names:
         if getattr(config, name, 0):
             reason = f"leaves out blocks at random ({name}: {getattr(config, name):g}), each process others"
-            raise InputError.of([setting.because(reason, remedy)])
+            raise InputError.of([setting.because(reason, remedy(name))])
 
 
 def _mixing(model: nn.Module, split: Split) -> Iterator[str]:

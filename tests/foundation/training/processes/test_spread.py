@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import BartConfig
 
 from foundation.core.errors import InputError
+from foundation.core.target import Parallel
+from foundation.machine.parallel import Team
 from foundation.models.architecture.expert_shares import check_experts
 from foundation.models.layers import expert_parallel
 from foundation.models.layers.expert_parallel import Choices, Spread, StackedExperts, stacked_where_listed
+from foundation.training.allowed import check_training
+from foundation.training.finetune import Finetune
 from foundation.training.train import _Loop
 from tests.foundation.training.processes import expert_processes
 from tests.problems import raises_problem
@@ -131,3 +136,21 @@ def test_a_process_without_rows_takes_no_room() -> None:
 @pytest.mark.slow
 def test_teachers_are_spread() -> None:
     in_ranks(2, expert_processes.teach)
+
+
+@pytest.mark.parametrize(("device", "strategy", "share", "refused"), [
+    ("cuda", "fsdp2", 0.1, True),
+    ("cuda", "fsdp2", 0.0, False),  # single rows leave out blocks, which run all the same
+    ("cuda", "ddp", 0.1, False),
+    ("cpu", "fsdp2", 0.1, False),
+])  # fmt: skip
+def test_layers_that_gpus_would_leave_out_apart_are_refused_where_others_wait(
+    device: str, strategy: Any, share: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foundation.training.allowed.computing_device", lambda: torch.device(device))
+    config = BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, vocab_size=40)
+    config.encoder_layerdrop, config.drop_path_rate = share, 0.2
+    context: Any = SimpleNamespace(task="text-to-text", max_length=16, team=Team(0, 2, strategy), parallel=Parallel(strategy=strategy))
+    context.data = SimpleNamespace(train=SimpleNamespace(together=1))
+    with raises_problem("finetune: parallel.strategy", "(encoder_layerdrop: 0.1)", "give ddp, or") if refused else nullcontext():
+        check_training(Finetune(), config, context, "finetune")
