@@ -234,10 +234,10 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
     accumulates = rows < share or in_buckets
     best = FLOAT * trained * training.keeps_best
     here = best if processes > 1 and training.divides else 0
-    best_apart = FLOAT * sizes.spread_trained * training.keeps_best * (here > 0)
-    weights = (FLOAT * (own - sizes.spread + taught) + here - best_apart) // divided + FLOAT * sizes.spread + best_apart
-    gradients = FLOAT * (trained - sizes.spread_trained) // divided + FLOAT * sizes.spread_trained
-    moments = (moments - sizes.spread_moments) // divided + sizes.spread_moments
+    best_spread = FLOAT * sizes.spread_trained * training.keeps_best * (here > 0)
+    weights = _divided(FLOAT * (own + taught) + here, FLOAT * sizes.spread + best_spread, divided)
+    gradients = _divided(FLOAT * trained, FLOAT * sizes.spread_trained, divided)
+    moments = _divided(moments, sizes.spread_moments, divided)
     there = 0 if training.offload and sharded else 1
     passing = gradients if not sharded else FLOAT * trained if accumulates else FLOAT * widest if training.offload else gradients
     return Needed(
@@ -250,6 +250,11 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
         together=max(phase.saved + there * FLOAT * phase.trained // divided for phase in counted[kind]),
         host=(1 - there) * (weights + gradients + moments) + best - here,
     )
+
+
+def _divided(whole: int, spread: int, processes: int) -> int:
+    """Returns the bytes that a process has of `whole`, of which the bytes of spread experts are its own already."""
+    return (whole - spread) // processes + spread
 
 
 def _sizes(training: Training) -> Sizes:
@@ -274,18 +279,18 @@ def spread_among(model: nn.Module, devices: int) -> list[nn.Parameter]:
     """Leaves the experts of one device in a model, in place; returns their weights, none where devices spread no experts."""
     if devices == 1:
         return []
-    found: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
     for module in list(model.modules()):
         experts: Any = module
         if is_listed(module):
             keep_first(module, int(experts.num_experts) // devices)
-            found += module.parameters()
+            weights += module.parameters()
         elif is_stacked(module):
             for name, weight in list(module.named_parameters(recurse=False)):
                 own = nn.Parameter(weight[: len(weight) // devices].detach(), requires_grad=weight.requires_grad)
                 module.register_parameter(name, own)
-                found.append(own)
-    return found
+                weights.append(own)
+    return weights
 
 
 def in_stages(training: Training, processes: int) -> list[Needed]:

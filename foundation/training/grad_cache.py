@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
+from foundation.machine.random_state import generator_state, set_generator_state
 from foundation.models.forward import device_of, forward
-from foundation.training.processes.division import generator_state, set_generator_state
 from foundation.training.processes.engine import Engine
 from foundation.training.recompute import norms_at_rest
 

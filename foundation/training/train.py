@@ -35,6 +35,7 @@ from foundation.core.target import Parallel
 from foundation.data.splits import Split
 from foundation.machine.parallel import ALONE, Team
 from foundation.machine.process import return_memory_if_short
+from foundation.machine.random_state import generator_state, set_generator_state
 from foundation.machine.sharding import clip_gradients
 from foundation.measure.metrics import primary
 from foundation.models.forward import device_of, on_device
@@ -52,7 +53,7 @@ from foundation.training.lora import adapted
 from foundation.training.optimizers import moments_of, optimizer_of
 from foundation.training.precision import autocast_dtype, dtype_for
 from foundation.training.processes.dealing import Dealing
-from foundation.training.processes.division import Division, counted, divided, generator_state, in_model, set_generator_state, sharers_of
+from foundation.training.processes.division import Division, counted, divided, in_model, sharers_of
 from foundation.training.processes.engine import Engine
 from foundation.training.processes.gathered import NO_ROW
 from foundation.training.processes.pace import paced

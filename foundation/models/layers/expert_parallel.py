@@ -24,7 +24,6 @@ D channels.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -35,10 +34,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from foundation.machine.random_state import draw_apart, set_generator_state
 from foundation.machine.sharding import is_sharded
 from foundation.models.layers.expert_names import expert_name
 from foundation.models.layers.experts import is_stacked
 from foundation.models.layers.listed_experts import CLASSES, gates_of_kind
+from foundation.models.layers.token_shares import of_all_processes
 
 
 @dataclass(eq=False)
@@ -93,22 +94,17 @@ class Spread:
 
     def _gathered(self, counts_E: Tensor) -> Tensor:
         """Returns the counts of all processes, `[P, E]`."""
-        import torch.distributed as dist
-
-        found_PE = counts_E.new_empty(self.processes, len(counts_E))
-        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        all_gather(found_PE.flatten(), counts_E, group=self.group)
-        return found_PE
+        return of_all_processes(counts_E, self.processes, self.group)
 
     def _exchange(self, rows: Tensor, sent: Tensor, received: Tensor) -> Tensor:
         """Sends rows `[S, ...]`, the first ones to the first process, and returns those from all processes; without a gradient."""
         import torch.distributed as dist
 
-        found = rows.new_empty(int(received.sum()), *rows.shape[1:])
+        arrived = rows.new_empty(int(received.sum()), *rows.shape[1:])
         # as bytes, which every back end sends
-        flat, into = (tensor.contiguous().flatten(1).view(torch.uint8) for tensor in (rows, found))
+        flat, into = (tensor.contiguous().flatten(1).view(torch.uint8) for tensor in (rows, arrived))
         dist.all_to_all_single(into, flat, received.tolist(), sent.tolist(), group=self.group)
-        return found
+        return arrived
 
 
 class _Exchange(torch.autograd.Function):
@@ -193,11 +189,11 @@ class StackedExperts(nn.Module):
         order = torch.argsort(numbers_M, stable=True)
         num_here = len(next(iter(weights.values())))
         parts = torch.split(states_MD[order], torch.bincount(numbers_M, minlength=num_here).tolist())
-        said = [
+        answers = [
             torch.func.functional_call(expert, {name: weights[own][number] for own, name in self.names.items()}, (part,))
             for number, part in enumerate(parts)
         ]
-        return torch.cat(said)[torch.argsort(order)]
+        return torch.cat(answers)[torch.argsort(order)]
 
 
 @contextmanager
@@ -211,20 +207,15 @@ def stacked_where_listed(model: nn.Module, spreads: bool) -> Iterator[None]:
     for path, module in listed.items():
         stacked: Any = model.get_submodule(path)
         stacked.give_back(module)
-        _replace(model, path, module)
+        model.set_submodule(path, module)
 
 
 def stack_listed(model: nn.Module) -> dict[str, nn.Module]:
     """Stacks experts that are modules, in place; returns these modules, which have lost their weights, by their path."""
     listed = {name: module for name, module in model.named_modules() if type(module).__name__ in CLASSES}
     for path, module in listed.items():
-        _replace(model, path, StackedExperts(module).train(module.training))
+        model.set_submodule(path, StackedExperts(module).train(module.training))
     return listed
-
-
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    owner, _, child = path.rpartition(".")
-    setattr(model.get_submodule(owner), child, module)
 
 
 def experts_to_spread(model: nn.Module) -> dict[str, nn.Module]:
@@ -243,16 +234,16 @@ def spread_experts(model: nn.Module, spread: Spread, mesh: Any) -> set[nn.Parame
     """
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    found: set[nn.Parameter] = set()
+    weights_here: set[nn.Parameter] = set()
     for module in experts_to_spread(model).values():
         for name, weight in list(module.named_parameters(recurse=False)):  # what is inside, such as a norm, all experts share
             part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)  # all processes have the same
             own = nn.Parameter(part, requires_grad=weight.requires_grad)
             module.register_parameter(name, own)
-            found.add(own)
+            weights_here.add(own)
         forward = _forward_of_listed if isinstance(module, StackedExperts) else _forward_of_stacked
         module.forward = forward(module, spread)
-    return found
+    return weights_here
 
 
 def _forward_of_stacked(module: Any, spread: Spread) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -268,8 +259,8 @@ def _forward_of_stacked(module: Any, spread: Spread) -> Callable[[Tensor, Tensor
             view.__dict__ = {**module.__dict__, "_parameters": weights, "num_experts": module.num_experts // spread.processes}
             ones_M1 = top_k_weights.new_ones(len(numbers_M), 1)
             # nobody chose an expert that is here: stock code may return new zeros, and then backward would not send what others wait for
-            said_MD = type(module).forward(view, states_MD, numbers_M[:, None], ones_M1) if len(numbers_M) else states_MD
-            return _used(said_MD, weights)
+            answers_MD = type(module).forward(view, states_MD, numbers_M[:, None], ones_M1) if len(numbers_M) else states_MD
+            return _used(answers_MD, weights)
 
         answers_SD = spread.answers(hidden_states, choices, module, answer)
         return _added(hidden_states, choices, answers_SD * choices.weights_S[:, None])
@@ -291,10 +282,10 @@ def _forward_of_listed(module: Any, spread: Spread) -> Callable[[Tensor, Tensor,
 
         dropout = module.token_dropout
         with drawing_apart(hidden_states.device, spread.rank) if module.training else nullcontext():
-            said_SD = spread.answers(hidden_states, choices, module, answer)
-            said_SD = said_SD * choices.weights_S[:, None]
-            said_SD = nn.functional.dropout(said_SD, dropout) if module.training else said_SD * (1 - dropout)
-        return _added(hidden_states, choices, said_SD)
+            answers_SD = spread.answers(hidden_states, choices, module, answer)
+            answers_SD = answers_SD * choices.weights_S[:, None]
+            answers_SD = nn.functional.dropout(answers_SD, dropout) if module.training else answers_SD * (1 - dropout)
+        return _added(hidden_states, choices, answers_SD)
 
     return forward
 
@@ -311,24 +302,21 @@ def drawing_apart(device: torch.device, rank: int) -> Iterator[None]:
         device: Where the experts compute.
         rank: Index of the process.
     """
-    torch.rand((), device=device)  # a step on, or the next layer would begin as this one
-    generator: Any = torch.cuda if device.type == "cuda" else torch
-    before = generator.get_rng_state()
-    generator.manual_seed(int.from_bytes(hashlib.blake2b(before.numpy().tobytes(), digest_size=7).digest()) + rank)
+    common = draw_apart(device, rank)
     try:
         yield
     finally:
-        generator.set_rng_state(before)
+        set_generator_state(device, common)
 
 
 def _own_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns the weights of the experts of this process, `[E / P, ...]` each."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, weight in module.named_parameters(recurse=False):
         assert is_sharded(weight), name
         shard: Any = weight
-        found[name] = shard.to_local()
-    return found
+        weights[name] = shard.to_local()
+    return weights
 
 
 def _used(answers_MD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

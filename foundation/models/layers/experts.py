@@ -119,8 +119,7 @@ def with_separate_experts(model: Model) -> Model:
     with_listed_experts(model)
     for name, module in list(model.named_modules()):
         if is_stacked(module):
-            owner, _, child = name.rpartition(".")
-            setattr(model.get_submodule(owner), child, SeparateExperts(module).train(module.training))
+            model.set_submodule(name, SeparateExperts(module).train(module.training))
     return model
 
 

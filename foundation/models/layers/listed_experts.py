@@ -148,8 +148,7 @@ def with_listed_experts(model: nn.Module) -> None:
     for name, module in list(model.named_modules()):
         kind = type(module).__name__
         if kind in CLASSES:
-            owner, _, child = name.rpartition(".")
-            setattr(model.get_submodule(owner), child, CLASSES[kind](module).train(module.training))
+            model.set_submodule(name, CLASSES[kind](module).train(module.training))
 
 
 def fix_routers(model: nn.Module) -> None:

@@ -36,6 +36,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 
+def of_all_processes(own: Tensor, processes: int, group: Any) -> Tensor:
+    """Returns the tensors of all processes of a group `[P, ...]`, which have one shape; without a gradient."""
+    import torch.distributed as dist
+
+    # of two names the newer one, of which older releases of torch know nothing
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    whole = own.new_empty(processes, *own.shape)
+    all_gather(whole.flatten(0, 1), own.contiguous(), group=group)
+    return whole
+
+
 @dataclass(frozen=True)
 class Group:
     """The processes that share tokens."""
@@ -64,12 +75,7 @@ class Group:
         """Returns the tokens of all processes, `[b, length, D]`."""
         if self.group is None:
             return torch.cat([own_bTD] * self.processes, dim=1)[:, :length]
-        import torch.distributed as dist
-
-        # of two names the newer one, of which older releases of torch know nothing
-        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        found_NbTD = own_bTD.new_empty(self.processes, *own_bTD.shape)
-        all_gather(found_NbTD.flatten(0, 1), own_bTD.contiguous(), group=self.group)
+        found_NbTD = of_all_processes(own_bTD, self.processes, self.group)
         share = own_bTD.shape[1]  # without those that fill up; no view, which `fully_shard` warns of
         return torch.cat([found_bTD[:, : max(0, length - place * share)] for place, found_bTD in enumerate(found_NbTD)], dim=1)
 

@@ -21,7 +21,6 @@ to the last.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from foundation.core.target import Parallel
 from foundation.machine.device import computing_device
 from foundation.machine.parallel import Team
+from foundation.machine.random_state import draw_apart, generator_state, set_generator_state
 from foundation.machine.sharding import full, shard, sharded_like, skeleton, unshard
 from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, hidden_states_of, states_of
 from foundation.models.architecture.context import share_answers, share_context, writes
@@ -55,7 +55,6 @@ class Division:
     """The `skeleton` of the model before; None if it is whole."""
     orders: Mapping[str, Tensor]
     """Row order that makes the shares of a weight contiguous, by name of the weight."""
-
     spread: Spread | None = None
     """What processes count that spread experts; None if they do not."""
     replicated: tuple[nn.Parameter, ...] = ()
@@ -285,11 +284,7 @@ class _OwnDropout:
     def begin(self, module: nn.Module, args: Any) -> None:
         """Saves the random state and continues from a seed of this process."""
         if module.training:
-            device = args[0].device
-            torch.rand((), device=device)  # a step on, or a region without draws before it would begin as the last one did
-            self.aside = generator_state(device)
-            common = hashlib.blake2b(self.aside.numpy().tobytes(), digest_size=7).digest()  # no number is read back from a GPU
-            (torch.cuda if device.type == "cuda" else torch).manual_seed(int.from_bytes(common) + self.rank)
+            self.aside = draw_apart(args[0].device, self.rank)
 
     def end(self, module: nn.Module, args: Any, output: Any = None) -> None:
         """Continues with the random state that was put aside."""
@@ -309,16 +304,3 @@ def in_model(entry: str) -> str:
     kind, _, name = entry.partition(".")
     name = name.partition(".")[2] if kind == "optimizer" else name
     return name.removeprefix("0.") if name.startswith("0.") else ""  # the second entry of what is trained is the objective
-
-
-def generator_state(device: torch.device) -> Tensor:
-    """Returns the state, on the CPU, of the random generator of dropout."""
-    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_generator_state(device: torch.device, state: Tensor) -> None:
-    """Sets the state of the random generator of dropout."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
