@@ -37,7 +37,7 @@ from foundation.labels.tasks import tasks_with
 from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
-from foundation.training.adapters import Adapters
+from foundation.training.few_parameters.adapters import Adapters
 from foundation.training.finetune import Finetune
 from prune.compact.compact import Compact
 from prune.prune import Prune

@@ -23,7 +23,7 @@ from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.labels.tasks import TASKS, Task, num_classes, tasks_with
-from foundation.training.few_parameters import check_few, config_with_few, training_few
+from foundation.training.few_parameters.kinds import check_few, config_with_few, training_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

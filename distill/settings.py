@@ -14,9 +14,9 @@ from distill.sequences import Sequences
 from foundation.stage.stage import ModelStage, teachers_named
 from foundation.training.distillation.masking import Augment
 from foundation.training.distillation.schedules import Ramp, always_zero, smallest
+from foundation.training.few_parameters.prefix_tuning import PrefixTuning
+from foundation.training.few_parameters.prompt_tuning import PromptTuning
 from foundation.training.losses.distillation.presets import AnyLoss, PresetName
-from foundation.training.prefix_tuning import PrefixTuning
-from foundation.training.prompt_tuning import PromptTuning
 from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:

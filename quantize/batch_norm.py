@@ -79,8 +79,7 @@ def fold_batch_norms(model: nn.Module, layers: Collection[str], features: Mappin
         convolution, norm = model.get_submodule(name), model.get_submodule(norm_name)
         assert isinstance(convolution, CONVOLUTIONS)
         assert isinstance(norm, _BatchNorm)
-        owner, _, child = norm_name.rpartition(".")
-        setattr(model.get_submodule(owner), child, folded(convolution, norm))
+        model.set_submodule(norm_name, folded(convolution, norm))
     return pairs
 
 

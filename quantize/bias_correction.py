@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from foundation.measure.closeness import place
 from foundation.models.inputs.padding import real_rows
 from foundation.schemes.int8_convolution import channel_axis
 from foundation.schemes.scales import Layer, Scales
@@ -71,7 +70,7 @@ def correct_biases(
         for names in each(list(groups.values())):
             integer = {name: quantized(name) for name in names}
             for name, module in integer.items():
-                place(model, name, module)
+                model.set_submodule(name, module)
             if not any(layers[name].bias is not None for name in names):
                 continue
             found = _means(integer, model, batches, forward)
@@ -81,10 +80,10 @@ def correct_biases(
                     shift_O = reference[name].mean_O - found[name].mean_O
                     layer.bias.data = layer.bias.data + shift_O.float()
                     corrections[name] = float((shift_O.square().mean() / reference[name].power_O.mean().clamp(min=1e-30)).sqrt())
-                    place(model, name, quantized(name))
+                    model.set_submodule(name, quantized(name))
     finally:
         for name, layer in layers.items():
-            place(model, name, layer)
+            model.set_submodule(name, layer)
     return corrections
 
 

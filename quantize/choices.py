@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from foundation.core.config import Config
 from foundation.schemes.table import SCHEMES, Scheme
 from foundation.training.distillation.settings import DistillationSettings
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.settings import Epochs, LearningRate, TrainingSettings
 
 Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]

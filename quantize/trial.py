@@ -10,10 +10,10 @@ from torch import nn
 
 from foundation.core.arrays import Array
 from foundation.measure import closeness
-from foundation.measure.closeness import TRIAL_ROWS, distance, place, replaced
+from foundation.measure.closeness import TRIAL_ROWS, distance, replaced
 from foundation.schemes.scales import Layer, Scales
 
-__all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced"]
+__all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "replaced"]
 
 
 def in_int8(model: nn.Module, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> AbstractContextManager[None]:

@@ -39,8 +39,8 @@ from foundation.models.own_shape import prefix_of
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
-from foundation.training.prefix_tuning import PrefixTuning, with_prefix
-from foundation.training.prefix_tuning import prefixed as tuning
+from foundation.training.few_parameters.prefix_tuning import PrefixTuning, with_prefix
+from foundation.training.few_parameters.prefix_tuning import prefixed as tuning
 from prune.sparsify.slices import bundles
 from prune.surgery import KeptUnits, shrink
 from quantize.folding import find_folds

@@ -32,7 +32,7 @@ from foundation.models.layers.token_shares import Group
 from foundation.models.library import quiet, uninitialized, with_class
 from foundation.models.meta import empty_caches, on_meta_device
 from foundation.models.size import inputs_of
-from foundation.training.lora import Lora, attached
+from foundation.training.few_parameters.lora import Lora, attached
 from foundation.training.losses.table import losses_of
 from foundation.training.recompute import caches_casts, recomputed
 

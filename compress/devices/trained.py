@@ -62,7 +62,7 @@ from foundation.models.layers.experts import is_stacked
 from foundation.models.layers.listed_experts import is_listed, keep_first
 from foundation.models.library import sizes_config
 from foundation.training.choices import OptimizerName
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.optimizers import moment_bytes
 from foundation.training.processes.division import ends_of
 

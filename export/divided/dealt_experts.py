@@ -54,5 +54,4 @@ def hold(model: nn.Module, experts: Mapping[str, Collection[int]]) -> None:
 def with_dealt_experts(model: nn.Module, ranks: Ranks) -> None:
     """Replaces the experts that a rank holds by modules that add up over the ranks, in place."""
     for name, experts in separate_experts(model).items():
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, DealtExperts(experts, ranks))
+        model.set_submodule(name, DealtExperts(experts, ranks))

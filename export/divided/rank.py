@@ -119,9 +119,8 @@ def quantization_of(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
 def quantize(model: nn.Module, layers: Mapping[str, Scales]) -> None:
     """Replaces the layers of these names by quantized ones, in place."""
     for name, scales in layers.items():
-        owner, _, child = name.rpartition(".")
         layer: Any = model.get_submodule(name)
-        setattr(model.get_submodule(owner), child, scales.module(name, layer))
+        model.set_submodule(name, scales.module(name, layer))
 
 
 def scale_names(layers: Mapping[str, Scales]) -> list[str]:

@@ -83,5 +83,4 @@ class RowLinear(nn.Module):
 def with_rows(model: nn.Module, names: list[str], ranks: Ranks) -> None:
     """Replaces the layers of these names, which a rank holds a part of, by layers that add up over the ranks, in place."""
     for name in names:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, RowLinear(model.get_submodule(name), ranks))
+        model.set_submodule(name, RowLinear(model.get_submodule(name), ranks))

@@ -74,18 +74,12 @@ def replaced(model: nn.Module, forms: Mapping[str, nn.Module]) -> Iterator[None]
     """Replaces the modules at some paths within the `with` block; the replaced modules are not modified."""
     originals = {name: model.get_submodule(name) for name in forms}
     for name, form in forms.items():
-        place(model, name, form)
+        model.set_submodule(name, form)
     try:
         yield
     finally:
         for name, module in originals.items():
-            place(model, name, module)
-
-
-def place(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Puts a layer into a model at a module path."""
-    owner, _, child = name.rpartition(".")
-    setattr(model.get_submodule(owner), child, layer)
+            model.set_submodule(name, module)
 
 
 @dataclass(frozen=True)

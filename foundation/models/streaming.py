@@ -127,8 +127,7 @@ class StreamedModel:
         self._shapes = list(self.shape.get_submodule(self.layers_path).children())
         self._outer = copy.deepcopy(self.shape)
         placeholders = nn.ModuleList(_Placeholder(self, index, layer) for index, layer in enumerate(self._shapes))
-        owner, _, child = self.layers_path.rpartition(".")
-        setattr(self._outer.get_submodule(owner), child, placeholders)
+        self._outer.set_submodule(self.layers_path, placeholders)
         self._fill(self._outer, "")
         self._outer.eval()
         self._wanted, self._last_hidden = -1, torch.zeros(0)
@@ -284,7 +283,7 @@ class StreamedModel:
         for name, child in list(module.named_modules()):
             path = f"{prefix}{name}".rstrip(".")
             if type(child) is nn.Linear:
-                _place(module, name, self._linear(child, path))
+                module.set_submodule(name, self._linear(child, path))
                 continue
             for key in list(child._parameters):
                 if child._parameters[key] is not None:
@@ -315,7 +314,7 @@ class StreamedModel:
             raise InputError(
                 f"{self._folder}", f"{QUANTIZATION_JSON} names {path}, which is not a linear layer of the model", remedy="quantize again"
             )
-        _place(layer, name, quantized_layer(path, stored, self.scales[path], self._folder))
+        layer.set_submodule(name, quantized_layer(path, stored, self.scales[path], self._folder))
 
 
 def meta_model(config: PreTrainedConfig) -> tuple[nn.Module, set[str]]:
@@ -438,8 +437,3 @@ def takes_much(parameters: int, share: float = MODEL_SHARE) -> bool:
 def _copied(stored: Tensor) -> Tensor:
     """Copies a small tensor into memory as float32."""
     return stored.to(torch.float32, copy=True)
-
-
-def _place(module: nn.Module, name: str, child: nn.Module) -> None:
-    owner, _, key = name.rpartition(".")
-    setattr(module.get_submodule(owner), key, child)

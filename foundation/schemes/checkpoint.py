@@ -162,5 +162,4 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
         problem = scales.problem(weight.to(stored.get(f"{name}.weight", stored.get(stack, weight.dtype))))
         if problem is not None:
             raise InputError(f"{folder}", f"{name}: {problem}", remedy="quantize again")
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, scales.module(name, layer))
+        model.set_submodule(name, scales.module(name, layer))

@@ -17,7 +17,7 @@ from foundation.models.architecture.stages import check_stages
 from foundation.models.inputs.sounds import spectrogram_shape
 from foundation.models.library import depths_of, with_class
 from foundation.stage.context import Context
-from foundation.training.lora import check_lora
+from foundation.training.few_parameters.lora import check_lora
 from foundation.training.optimizers import check_optimizer
 from foundation.training.recompute import check_recomputed
 from foundation.training.settings import TrainingSettings

@@ -24,9 +24,9 @@ from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
-from foundation.training.few_parameters import check_few, config_with_few, training_few
-from foundation.training.prefix_tuning import PrefixTuning
-from foundation.training.prompt_tuning import PromptTuning
+from foundation.training.few_parameters.kinds import check_few, config_with_few, training_few
+from foundation.training.few_parameters.prefix_tuning import PrefixTuning
+from foundation.training.few_parameters.prompt_tuning import PromptTuning
 from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:

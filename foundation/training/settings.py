@@ -11,7 +11,7 @@ from pydantic import Field
 
 from foundation.core.config import Config
 from foundation.training.choices import Optimizer
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 
 Epochs = Annotated[float, Field(gt=0, le=1000)]
 LearningRate = Annotated[float, Field(gt=0, le=1)]

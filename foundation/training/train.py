@@ -45,11 +45,11 @@ from foundation.models.meta import empty_caches
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.allowed import check_together
+from foundation.training.few_parameters.lora import adapted
 from foundation.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
 from foundation.training.grad_cache import GradCache
 from foundation.training.history import History
 from foundation.training.kept_zeros import ZeroMasks
-from foundation.training.lora import adapted
 from foundation.training.optimizers import moments_of, optimizer_of
 from foundation.training.precision import autocast_dtype, dtype_for
 from foundation.training.processes.dealing import Dealing

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.measure.closeness import place
 from foundation.training.train import Batch, Objective
 from prune.cubic import cubic
 from prune.sparsify.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, num_zeros, spread
@@ -131,7 +130,7 @@ def insert(model: nn.Module, names: Iterable[str], pattern: Movable) -> None:
     for name in names:
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
-        place(model, name, ScoredLinear(linear, pattern).train(linear.training))
+        model.set_submodule(name, ScoredLinear(linear, pattern).train(linear.training))
 
 
 def extract(model: nn.Module, sparsity: float) -> None:
@@ -141,7 +140,7 @@ def extract(model: nn.Module, sparsity: float) -> None:
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         linear.weight, linear.bias = layer.weight, layer.bias
         linear.weight.data = layer.weight.detach() * layer.kept_OI
-        place(model, name, linear.train(layer.training))
+        model.set_submodule(name, linear.train(layer.training))
 
 
 def scored_layers(model: nn.Module) -> dict[str, ScoredLinear]:

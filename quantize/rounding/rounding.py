@@ -27,7 +27,6 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
-from foundation.measure.closeness import place
 from foundation.schemes.int4 import Bound, Int4Scales, nearest
 from foundation.schemes.int8 import DynamicScales, LayerScales, levels
 from foundation.schemes.int8_weights import LARGEST, WeightScales
@@ -108,10 +107,10 @@ def round_layers(
                     rounded[name] = with_weight(layers[name], weight_OI)
                     figures.append({"name": name, **errors})
             for name in inside:
-                place(model, name, rounded[name])
+                model.set_submodule(name, rounded[name])
     finally:
         for name in rounded:
-            place(model, name, layers[name])
+            model.set_submodule(name, layers[name])
     return rounded, figures
 
 

@@ -1,6 +1,7 @@
-"""Low-rank changes of quantized weights: quantization-aware training of few parameters (the adapters of `foundation.training.lora`).
+"""Low-rank changes of quantized weights: quantization-aware training of few parameters.
 
-The adapter is added to the weight before it is rounded, so that the trained model is an int8 model without adapters:
+The adapter (`foundation.training.few_parameters.lora`) is added to the weight before it is rounded, so that the trained model is an
+int8 model without adapters:
 
     y = Int8(x, W + (alpha / r) * B @ A)        A [r, I] random, B [O, r] zero; W frozen, A, B and the scales are learned
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from foundation.core.errors import InputError, Problem, nearest
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.processes.layer_share import LayerShare, local
 from foundation.training.state import seeded
 from quantize.training.linear import QatLinear

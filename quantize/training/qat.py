@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.machine.device import computing_device
-from foundation.measure.closeness import distance, place
+from foundation.measure.closeness import distance
 from foundation.measure.predictions import compared
 from foundation.models.architecture.origin import Origin, same_shape
 from foundation.schemes.int8 import LayerScales
@@ -78,7 +78,7 @@ def insert(
         else:
             assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
             trained = QatLinear(name, layer, start, input_scale, weight_scale, pact)
-        place(model, name, trained.train(layer.training))
+        model.set_submodule(name, trained.train(layer.training))
 
 
 def extract(model: nn.Module) -> dict[str, LayerScales]:
@@ -92,7 +92,7 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
     for name, layer in layers.items():
         floating: Any = layer.floating()
         floating.weight.data = scales[name].on_grid(layer.weight.detach())
-        place(model, name, floating.train(layer.training))
+        model.set_submodule(name, floating.train(layer.training))
     return scales
 
 

@@ -118,8 +118,7 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
         bias, kind = layer.bias is not None, layer.weight
         with torch.device(kind.device), uninitialized():
             made = nn.Linear(inputs, outputs, bias=bias, dtype=kind.dtype)
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, made.train(layer.training))
+        model.set_submodule(name, made.train(layer.training))
     for name, values in split.counts.items():
         set_counts(model.get_submodule(name), values)
     return model

@@ -38,11 +38,10 @@ def with_linears(model: Model) -> Model:
     for name, module in list(model.named_modules()):
         if is_conv1d(module):
             conv1d: Any = module
-            owner, _, child = name.rpartition(".")
             linear = nn.Linear(conv1d.nx, conv1d.nf, device="meta")
             linear.weight = nn.Parameter(conv1d.weight.detach().T.contiguous(), requires_grad=conv1d.weight.requires_grad)
             linear.bias = conv1d.bias
-            setattr(model.get_submodule(owner), child, linear.train(module.training))
+            model.set_submodule(name, linear.train(module.training))
     return model
 
 

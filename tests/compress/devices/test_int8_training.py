@@ -18,7 +18,7 @@ from foundation.models.architecture.shapes import auto_class
 from foundation.models.library import with_class
 from foundation.models.size import inputs_of
 from foundation.training.distillation.distilled import Distilled
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch
 from quantize.choices import Qat

@@ -20,7 +20,7 @@ from foundation.models.architecture.shapes import auto_class
 from foundation.models.library import with_class
 from foundation.models.size import inputs_of
 from foundation.training.choices import Optimizer, OptimizerName
-from foundation.training.lora import Lora, attached
+from foundation.training.few_parameters.lora import Lora, attached
 from foundation.training.losses.table import losses_of
 from foundation.training.optimizers import optimizer_of
 from foundation.training.recompute import recomputed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from foundation.machine.parallel import Team, joined
 from foundation.machine.sharding import full
 from foundation.schemes.int8 import LayerScales, levels, weight_scale
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.processes.layer_share import LayerShare
 from quantize.choices import Learned
 from quantize.training.low_rank import changed_by_low_rank

@@ -14,7 +14,7 @@ from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward
 from foundation.stage.context import Context
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from quantize.choices import Qat
 from quantize.training.linear import QatLinear
 from quantize.training.low_rank import changed_by_low_rank

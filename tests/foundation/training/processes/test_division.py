@@ -18,7 +18,7 @@ from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.split import Split, split_of
 from foundation.models.checkpoint import load
 from foundation.schemes.int8 import LayerScales, weight_scale
-from foundation.training.lora import Lora, adapted
+from foundation.training.few_parameters.lora import Lora, adapted
 from foundation.training.processes.division import Division, _bare, _draw_apart_in, _OwnDropout, _reorder, divided, ends_of, in_model
 from foundation.training.processes.layer_share import shared_axes
 from quantize.training.low_rank import changed_by_low_rank

@@ -1,4 +1,4 @@
-"""The embedding of a model with virtual tokens while these are learned (`foundation.training.prompt_tuning`).
+"""The embedding of a model with virtual tokens while these are learned (`foundation.training.few_parameters.prompt_tuning`).
 
 Tensor names: b rows, L tokens, k virtual tokens, D channels of the embedding.
 """

@@ -25,8 +25,8 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training import finetune
+from foundation.training.few_parameters.prompt_tuning import PromptTuning, prompted
 from foundation.training.finetune import Finetune
-from foundation.training.prompt_tuning import PromptTuning, prompted
 from tests.distill.conftest import checkpoint, make_context, make_model, told  # noqa: F401 - fixtures
 from tests.problems import raises_problem
 

@@ -31,7 +31,7 @@ from foundation.data.splits import Data, Split
 from foundation.models.adapter_names import NAME as ADAPTER_NAME
 from foundation.stage.stage import ModelStage
 from foundation.standalone.adapted import adapter_of, listed
-from foundation.training.lora import Lora
+from foundation.training.few_parameters.lora import Lora
 from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class Adapters(TrainingSettings, ModelStage):
     def _trained(self, model: nn.Module, source: Path, context: Context, name: str) -> tuple[Adapter, History, int]:
         """Trains one adapter on a float model; returns its changes, the history, and the number of trained parameters."""
         from foundation.machine.device import computing_device
-        from foundation.training.adapter_training import changed_heads, changes_of, heads_of, only_trainable
-        from foundation.training.lora import attached
+        from foundation.training.few_parameters.adapter_training import changed_heads, changes_of, heads_of, only_trainable
+        from foundation.training.few_parameters.lora import attached
         from foundation.training.selection import selection_metric
         from foundation.training.state import seeded
         from foundation.training.supervised import supervised

@@ -23,9 +23,9 @@ from foundation.models.folder import Checkpoint
 from foundation.models.layers.adapter_stack import merge, stacks
 from foundation.stage.context import Context
 from foundation.standalone.adapted import adapter_of, with_adapter
-from foundation.training.adapter_training import changed_heads, changes_of, heads_of, only_trainable
-from foundation.training.adapters import Adapters, for_adapter, trained_names
-from foundation.training.lora import Lora, attached
+from foundation.training.few_parameters.adapter_training import changed_heads, changes_of, heads_of, only_trainable
+from foundation.training.few_parameters.adapters import Adapters, for_adapter, trained_names
+from foundation.training.few_parameters.lora import Lora, attached
 from tests.distill.conftest import checkpoint, make_context, make_model, told  # noqa: F401 - fixtures
 from tests.export import sentiment
 from tests.problems import raises_problem

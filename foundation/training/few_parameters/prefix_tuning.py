@@ -6,9 +6,10 @@
 
 with e and the network learned in prefix tuning.
 
-The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The network is peft's `PrefixEncoder`: the same
-layers with the same names, but one slice of U at a time, so that each layer can have heads of its own. It is dropped after training, as in
-the paper. Then P are weights of the attention modules, and config.json says how many there are: the checkpoint has a shape of its own.
+The head of a classifier is trained whole, as with adapters (`foundation.training.few_parameters.lora`). The network is peft's
+`PrefixEncoder`: the same layers with the same names, but one slice of U at a time, so that each layer can have heads of its own. It is
+dropped after training, as in the paper. Then P are weights of the attention modules, and config.json says how many there are: the
+checkpoint has a shape of its own.
 
 Unlike in peft, tokens keep their positions, so that none of the trained positions is lost; with peft's positions the logits are equal.
 
@@ -110,8 +111,8 @@ def prefixed(model: nn.Module, settings: PrefixTuning, seed: int, key: str) -> I
     """
     from foundation.models.architecture.shapes import with_sizes
     from foundation.models.layers.prefix import PREFIX, put_prefix
-    from foundation.training.lora import head_of
-    from foundation.training.prefix_network import NETWORK, MadePrefix, PrefixNetwork, start
+    from foundation.training.few_parameters.lora import head_of
+    from foundation.training.few_parameters.prefix_network import NETWORK, MadePrefix, PrefixNetwork, start
     from foundation.training.state import seeded
 
     stock: Any = model

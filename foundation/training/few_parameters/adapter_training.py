@@ -1,6 +1,6 @@
 """What is trained of an adapter, and its changes as products of two matrices.
 
-    block layers    B A of LoRA, times alpha / r                  `foundation.training.lora`
+    block layers    B A of LoRA, times alpha / r                  `foundation.training.few_parameters.lora`
     head layers     W - W_before = I D or D I, and b - b_before   D the difference; I of the smaller side, so that the rank is min(O, I)
 
 Of a head only linear layers are trained; norms and the like stay, as they are no sums.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.models.layers.adapter_stack import Adapter, Change
-from foundation.training.lora import head_of
+from foundation.training.few_parameters.lora import head_of
 
 
 def heads_of(model: nn.Module) -> dict[str, nn.Linear]:

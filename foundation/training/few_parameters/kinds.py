@@ -1,7 +1,7 @@
 """Trainings of few parameters that are no adapters: virtual tokens, or keys and values in every layer.
 
-prompt    rows of the embedding matrix and other files of a tokenizer     `foundation.training.prompt_tuning`
-prefix    keys and values of every attention                              `foundation.training.prefix_tuning`
+prompt    rows of the embedding matrix and other files of a tokenizer     `foundation.training.few_parameters.prompt_tuning`
+prefix    keys and values of every attention                              `foundation.training.few_parameters.prefix_tuning`
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from foundation.training.prefix_tuning import PrefixTuning, check_prefix, prefixed, with_prefix
-from foundation.training.prompt_tuning import PromptTuning, check_prompt, prompted, with_prompt
+from foundation.training.few_parameters.prefix_tuning import PrefixTuning, check_prefix, prefixed, with_prefix
+from foundation.training.few_parameters.prompt_tuning import PromptTuning, check_prompt, prompted, with_prompt
 
 if TYPE_CHECKING:
     from torch import nn

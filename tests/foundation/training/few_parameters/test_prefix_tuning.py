@@ -23,11 +23,11 @@ from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
 from foundation.models.own_shape import prefix_of
 from foundation.stage.context import Context
+from foundation.training.few_parameters.prefix_network import PrefixNetwork
+from foundation.training.few_parameters.prefix_tuning import PrefixTuning, prefixed
 from foundation.training.finetune import Finetune
-from foundation.training.prefix_network import PrefixNetwork
-from foundation.training.prefix_tuning import PrefixTuning, prefixed
 from tests.distill.conftest import checkpoint, make_context, make_model, told  # noqa: F401 - fixtures
-from tests.foundation.training.test_prompt_tuning import ROWS, features, preprocessor
+from tests.foundation.training.few_parameters.test_prompt_tuning import ROWS, features, preprocessor
 from tests.problems import raises_problem
 
 pytestmark = pytest.mark.whole
@@ -215,7 +215,7 @@ def test_a_prefix_that_does_not_fit_is_refused(make_context: Contexts, checkpoin
         Finetune(prefix=PrefixTuning(hidden=8)).check(config, None, context)
     for task in ("text-generation", "image-classification"):
         with raises_problem("finetune.prefix", f"given for {task}", "do not write"):
-            from foundation.training.prefix_tuning import check_prefix
+            from foundation.training.few_parameters.prefix_tuning import check_prefix
 
             check_prefix(PrefixTuning(), config, dataclasses.replace(context, task=task), "finetune.prefix")
     for both in ({"prefix": {}, "lora": {}}, {"prefix": {}, "prompt": {}}):

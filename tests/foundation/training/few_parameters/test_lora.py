@@ -19,8 +19,8 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.labels.classes import ClassIds
 from foundation.models.checkpoint import load
+from foundation.training.few_parameters.lora import Lora, adapted
 from foundation.training.kept_zeros import block_linears, keep_zeros
-from foundation.training.lora import Lora, adapted
 from prune.sparsify.sparsify import Sparsify
 from tests.foundation import tiny_gpt
 from tests.foundation.training.test_train import Dies, Killed, assert_equal, peak, run

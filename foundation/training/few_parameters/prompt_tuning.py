@@ -4,7 +4,7 @@
     prompt tuning   p is learned itself         Lester et al. 2021, https://arxiv.org/abs/2104.08691
     P-tuning        p = MLP(e) or LSTM(e)       Liu et al. 2021, https://arxiv.org/abs/2103.10385; e and the network are learned
 
-The head of a classifier is trained whole, as with adapters (`foundation.training.lora`). The modules come from `peft`
+The head of a classifier is trained whole, as with adapters (`foundation.training.few_parameters.lora`). The modules come from `peft`
 (`PromptEmbedding`, `PromptEncoder`), so that initialization and network are what its users know; the trained model computes what peft's
 `PeftModelForSequenceClassification` computes. In particular a head that reads the first position reads the first virtual token;
 `place: behind_first` leaves [CLS] there.
@@ -12,7 +12,7 @@ The head of a classifier is trained whole, as with adapters (`foundation.trainin
 Afterwards p are rows of the embedding matrix, and the tokenizer puts their ids before every text
 (`foundation.models.inputs.virtual_tokens`): the checkpoint is a stock one. The network of P-tuning is dropped, as in the paper.
 
-Left out: keys and values in every layer, which are no tokens (`foundation.training.prefix_tuning`); language models,
+Left out: keys and values in every layer, which are no tokens (`foundation.training.few_parameters.prefix_tuning`); language models,
 whose rows are blocks without special tokens; several processes.
 """
 
@@ -114,9 +114,9 @@ def prompted(model: nn.Module, settings: PromptTuning, source: Path, scratch: Pa
     import torch
 
     from foundation.models.inputs.virtual_tokens import with_virtual_tokens
-    from foundation.training.lora import head_of
+    from foundation.training.few_parameters.lora import head_of
+    from foundation.training.few_parameters.virtual_embedding import VirtualEmbedding, prompt_module
     from foundation.training.state import seeded
-    from foundation.training.virtual_embedding import VirtualEmbedding, prompt_module
 
     stock: Any = model
     embedding = stock.get_input_embeddings()
