@@ -408,8 +408,9 @@ def _is_reported_elsewhere(error: BaseException, store: Any, lifeline: Lifeline)
         return True
     try:
         failed: int = store.add("failed", 1)
-    except RuntimeError:  # the store is gone with process 0, which was ended
-        return False
+    except RuntimeError:  # the store is gone with process 0: it failed and said why, or it was ended
+        end = lifeline.why()
+        return end is not None and end.line is None
     return failed > 1
 
 

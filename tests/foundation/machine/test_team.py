@@ -118,6 +118,14 @@ def test_what_the_line_knows_comes_first(error: BaseException, line: Line, told:
         assert _is_reported_elsewhere(error, Store(0), line) == told  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("line", "told"), [(Line(End(None)), True), (Line(End("process 0 on b is gone")), False), (Line(), False)])
+def test_what_all_processes_find_wrong_is_said_by_the_first(line: Line, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 has failed by the same mistake and is gone with the store, or it was ended before."""
+    monkeypatch.delenv(WATCHED, raising=False)
+    line.later = True
+    assert _is_reported_elsewhere(ValueError("bad"), Store(0, gone=True), line) == told  # type: ignore[arg-type]
+
+
 @given(offset=st.integers(1, 15), rows=st.integers(1, 9), columns=st.integers(1, 9))
 def test_tensors_get_memory_that_begins_with_a_line(offset: int, rows: int, columns: int) -> None:
     def off_line(*shape: int) -> Tensor:
