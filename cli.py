@@ -133,7 +133,7 @@ def run(
     def work() -> int:
         if launches:
             return launch.start(processes, [sys.executable, *sys.argv])
-        checked = _read(recipe, settings)
+        checked = launch.refused_once(partial(_read, recipe, settings), first)
         progress = output.progress() if events is None else events.progress(output.quiet)
         if first:
             progress.log(f"{checked.name}: loading libraries")

@@ -21,12 +21,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from foundation.core.errors import InputError
 from foundation.machine.environment import physical_cores
+from foundation.machine.faults import FailedElsewhere
 from foundation.machine.lifeline import WATCHED
 from foundation.machine.process import spawn
+
+T = TypeVar("T")
 
 FIRST_PORT, PORTS = 20000, 20000
 POLL_S = 0.1
@@ -60,6 +64,25 @@ def first_host(nodes: str) -> str:
     if found is None:
         raise InputError("SLURM_STEP_NODELIST", f"{nodes!r} given", "a list of hosts, such as node[01-04], is allowed")
     return f"{found['name']}{found['number'] or ''}{found['rest'] or ''}"
+
+
+def refused_once(read: Callable[[], T], first: bool) -> T:
+    """Reads in every process that `start` has started, before they know each other; the first one alone reports a mistake.
+
+    Args:
+        read: Reads the same files everywhere.
+        first: Whether this is process 0.
+
+    Raises:
+        InputError: The mistake.
+        FailedElsewhere: The first process reports it.
+    """
+    try:
+        return read()
+    except InputError as error:
+        if WATCHED in os.environ and not first:
+            raise FailedElsewhere from error
+        raise
 
 
 def start(processes: int, command: Sequence[str]) -> int:

@@ -15,6 +15,8 @@ import pytest
 from compress.commands import launch
 from compress.commands.launch import first_host, from_slurm, start
 from foundation.core.errors import InputError
+from foundation.machine.faults import FailedElsewhere
+from foundation.machine.lifeline import WATCHED
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = {
@@ -120,3 +122,20 @@ def test_the_first_host_is_found(nodes: str, host: str) -> None:
 def test_a_list_without_hosts_is_refused() -> None:
     with pytest.raises(InputError, match=r"SLURM_STEP_NODELIST: '\[\]' given"):
         first_host("[]")
+
+
+@pytest.mark.parametrize(
+    ("watched", "first", "raised"), [(True, False, FailedElsewhere), (True, True, InputError), (False, False, InputError)]
+)
+def test_a_mistake_in_the_recipe_is_reported_once(
+    watched: bool, first: bool, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines that another launcher uses may hold other files, so that there each process speaks for itself."""
+    monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
+
+    def read() -> None:
+        raise InputError("model", "nothing given")
+
+    with pytest.raises(raised):
+        launch.refused_once(read, first)
+    assert launch.refused_once(lambda: 3, first) == 3
