@@ -93,8 +93,8 @@ class PruneSettings(ModelStage):
     the share that reaches the last layer. `token_reduction` says how the others go."""
     token_reduction: Literal["drop", "merge"] = "drop"
     """What happens to the other tokens. drop: they are left out, for models whose head reads only the first token, as most classifiers do.
-    merge: each joins the one most like it (ToMe), for models whose head reads a mean of all tokens, such as embeddings; each share is then
-    at least 0.6 of the one before it."""
+    merge: each joins the one most like it (ToMe), also for models whose head reads a mean of all tokens, such as embeddings; a first token
+    that the head reads alone never merges. Each share is then at least 0.6 of the one before it."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"

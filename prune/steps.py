@@ -43,7 +43,7 @@ from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, broadcast_cut, received, tuples
 from prune.tokens.significance import significance
-from prune.tokens.tokens import check_tokens, prove_merging, prove_tokens, shares_of, with_tokens
+from prune.tokens.tokens import check_tokens, prove_merging, prove_tokens, shares_of, with_merged_tokens, with_tokens
 from prune.width.principal import principal, project, prove_width
 
 STEP, FIGURES = "step-{}", "step.json"
@@ -176,9 +176,10 @@ class Steps:
         else:
             shares = shares_of(stage.tokens, structure.depth, stage.key, merged)
         if merged:
-            prove_merging(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
+            rows = next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features
+            first_stays = prove_merging(whole, rows, stage.key)
             self.context.progress.log(f"  tokens that are left behind each layer: {', '.join(f'{share:.0%}' for share in shares[:-1])}")
-            return with_tokens(whole, shares, (), stage.key, merged=True)
+            return with_merged_tokens(whole, shares, stage.key, first_stays)
         prove_tokens(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
         label = f"{self.name}: significant tokens"
         batches = calibration_batches(whole, self.source, stage.rows, self.context, label)

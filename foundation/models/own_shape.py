@@ -42,6 +42,8 @@ class OwnShape(Config):
     """Share of the tokens that remain after each layer (`foundation.models.architecture.dropped_tokens`); absent where all of them do."""
     merged: bool = False
     """Whether the others have merged with them (`foundation.models.architecture.merged_tokens`) instead of being dropped."""
+    first_stays: bool = False
+    """Whether the first token never merges, since the head reads it alone."""
     prefix: NonNegativeInt = 0
     """Number of learned keys and values that every attention reads before its own (`foundation.models.layers.prefix`)."""
 

@@ -9,7 +9,7 @@ are learned too, against the cost; here they are given, or searched.
 
 What is significant is fitted before that, on calibration rows (`prune.tokens.significance`).
 
-Where the head reads a mean of all tokens, they merge instead (`foundation.models.architecture.merged_tokens`), which fits nothing.
+They can merge instead (`foundation.models.architecture.merged_tokens`), also where the head reads a mean of all tokens. That fits nothing.
 
 Two things are proved on rows of the data before anything is trained: that the head reads only the first token, and that the layers treat
 tokens alike at every position, so that the remaining ones may be in another order.
@@ -31,7 +31,7 @@ from foundation.models.architecture.blocks import Arguments, Keywords, Output, b
 from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
 from foundation.models.architecture.merged_tokens import LEAST
 from foundation.models.architecture.shapes import remade, with_sizes
-from foundation.models.architecture.structure import Structure
+from foundation.models.architecture.structure import Sizes, Structure
 from foundation.models.forward import forward
 from foundation.models.library import REFUSED, one_line
 
@@ -136,8 +136,8 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
             raise InputError.of([about.because(f"the layers of this {config.model_type} read where tokens stand", "leave it out")])
 
 
-def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:
-    """Checks on rows of the data that the head reads more than the first token, and that layers treat tokens alike at every position.
+def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) -> bool:
+    """Checks on rows of the data that layers treat tokens alike at every position; returns whether the head reads the first token alone.
 
     Args:
         model: The model whose tokens shall merge, in evaluation mode.
@@ -145,7 +145,7 @@ def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) ->
         key: Key path of the stage, for messages.
 
     Raises:
-        InputError: One of the two does not hold, or the model does not run with fewer tokens.
+        InputError: They do not, or the model does not run with fewer tokens.
     """
     config: PreTrainedConfig = model.config
     few = {name: torch.ones_like(value[:2]) if name == "attention_mask" else value[:2] for name, value in features.items()}
@@ -155,9 +155,7 @@ def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) ->
         expected = forward(model, few)
         with _hooked(blocks[-1], _only_first):
             alone = forward(model, few)
-        if _distance(alone, expected) <= TOLERANCE:
-            why = f"the head of this {config.model_type} reads only the first token"
-            raise InputError.of([about.because(why, "give token_reduction: drop")])
+        first_stays = _distance(alone, expected) <= TOLERANCE
         handle = blocks[0].register_forward_pre_hook(_reordered_before, with_kwargs=True)
         try:
             with _hooked(blocks[-1], _reordered_after):
@@ -167,11 +165,12 @@ def prove_merging(model: nn.Module, features: Mapping[str, Tensor], key: str) ->
         if _distance(reordered, expected) > TOLERANCE:
             raise InputError.of([about.because(f"the layers of this {config.model_type} read where tokens stand", "leave it out")])
         try:
-            fewer = forward(with_tokens(model, [LEAST] * len(blocks), (), key, merged=True).to(expected.device), few)
+            fewer = forward(with_merged_tokens(model, [LEAST] * len(blocks), key, first_stays).to(expected.device), few)
         except REFUSED as error:
             why = f"this {config.model_type} does not run with fewer tokens ({one_line(error)})"
             raise InputError.of([about.because(why, "leave it out")]) from error
     assert fewer.shape == expected.shape
+    return first_stays
 
 
 @contextmanager
@@ -196,7 +195,7 @@ def _reordered_after(block: nn.Module, args: object, output: Output) -> Output:
     return (states_BLD, *output[1:]) if isinstance(output, tuple) else states_BLD
 
 
-def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str, merged: bool = False) -> nn.Module:
+def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str) -> nn.Module:
     """Returns a copy of a model on the CPU, in evaluation mode, after whose blocks only these shares of the tokens stay.
 
     Args:
@@ -204,11 +203,25 @@ def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Ten
         shares: Share of the tokens that remain after each block; none: all of them do.
         weights: What `significance` returned, for each block.
         key: Key path of the stage, for messages.
-        merged: Whether the others merge with them instead of being dropped.
     """
-    config: PreTrainedConfig = model.config
-    sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares), merged=merged)
-    made = remade(model, with_sizes(config, sizes, key))
+    return _with_shares(model, replace(Structure.of(model, key).sizes, tokens=tuple(shares), merged=False, first_stays=False), weights, key)
+
+
+def with_merged_tokens(model: nn.Module, shares: Sequence[float], key: str, first_stays: bool) -> nn.Module:
+    """Returns a copy of a model on the CPU, in evaluation mode, after whose blocks similar tokens merge until these shares are left.
+
+    Args:
+        model: The model.
+        shares: Share of the tokens that are left after each block.
+        key: Key path of the stage, for messages.
+        first_stays: Whether the first token never merges: the head reads it alone (`prove_merging`).
+    """
+    sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares), merged=True, first_stays=first_stays)
+    return _with_shares(model, sizes, (), key)
+
+
+def _with_shares(model: nn.Module, sizes: Sizes, weights: Sequence[Tensor], key: str) -> nn.Module:
+    made = remade(model, with_sizes(model.config, sizes, key))
     own = {name: value.cpu() for name, value in model.state_dict().items() if name.rpartition(".")[2] != SIGNIFICANCE}
     blocks = blocks_of(made, key)
     fitted = {

@@ -89,6 +89,8 @@ class Sizes(Document):
     """Share of the tokens that each block passes on, where tokens are pruned."""
     merged: bool = False
     """Whether the other tokens merge with these instead of being dropped."""
+    first_stays: bool = False
+    """Whether the first token never merges, since the head reads it alone."""
 
     @property
     def components(self) -> Mapping[str, tuple[int, ...]]:

@@ -1,5 +1,4 @@
-"""Token merging: after a block similar tokens become one, for heads that read a mean of all tokens (Bolya et al. 2022, ToMe,
-https://arxiv.org/abs/2210.09461, section 3).
+"""Token merging: after a block similar tokens become one (Bolya et al. 2022, ToMe, https://arxiv.org/abs/2210.09461, section 3).
 
 Of a row with n tokens, ceil(share n0) are left, where n0 came into the model. The tokens are split in two by turns, A and B:
 
@@ -12,11 +11,14 @@ Later blocks add log m to the scores of attention, so that a token that stands f
 proportional attention). After the last block each token that came in gets the state of the token that it became part of: the head then sees
 all of them, and a mean over them is the mean weighted by m. It does not matter which mean a head takes, or how it leaves out padding.
 
+Where the head reads the first token alone (`first_stays`), such as the class token of ViT, this token never merges, and it stays the first
+one. The last block then returns the tokens that are left. Of 2 or 4 tokens of a short row one is dropped where too few can merge.
+
 Blocks have to treat tokens alike at every position, as for dropped tokens (`foundation.models.architecture.dropped_tokens`). Shares and
 padding are as there. A share is at least `LEAST` of the one before it, since at most all of A can be merged.
 
 Where this differs from the paper: tokens merge between blocks by their states, not inside of blocks by their keys; shares take the place of
-a number of tokens for each block; padding never merges. Left out: a class token that is kept from merging, as such heads take dropping.
+a number of tokens for each block; padding never merges.
 
 Legend: B rows, S tokens that come in, L tokens of a block, A and M tokens of the two parts, K tokens that are left, D channels.
 """
@@ -85,6 +87,8 @@ class MergedTokens:
     """Name of the block's mask argument; empty if it takes none."""
     mask_place: int
     """Place of the mask among the arguments."""
+    first_stays: bool = False
+    """Whether the first token never merges, and the head reads it alone."""
 
     def before(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the lengths of the rows before the first block, and hands later ones a mask with the sizes of the tokens."""
@@ -99,11 +103,11 @@ class MergedTokens:
         return args, kwargs
 
     def after(self, block: nn.Module, args: Arguments, output: Any) -> Any:
-        """Returns the output of the block for the tokens that are left; of the last block for all tokens that came in."""
+        """Returns the output of the block for the tokens that are left; of the last block for all that came in, if the head reads them."""
         states = output[0] if isinstance(output, tuple) else output
         states = self._merged(states) if self.share < 1 else states
         tokens = self.tokens
-        if self.last and tokens.changed:
+        if self.last and tokens.changed and not self.first_stays:
             assert tokens.place_BS is not None, "set before the first block"
             states = at_places(states, tokens.place_BS)
         return (states, *output[1:]) if isinstance(output, tuple) else states
@@ -132,13 +136,13 @@ class MergedTokens:
         assert tokens.lengths_B1 is not None, "set before the first block"
         assert tokens.place_BS is not None, "set before the first block"
         left_B1 = are_tokens(tokens.lengths_B1, self.share, count).sum(-1, keepdim=True)
-        made = merge(states_BLD, tokens.sizes_BL, tokens.valid_BL, left_B1, count)
+        made = merge(states_BLD, tokens.sizes_BL, tokens.valid_BL, left_B1, count, self.first_stays)
         tokens.sizes_BL, tokens.valid_BL, tokens.changed = made.sizes_BK, made.valid_BK, True
         tokens.place_BS = made.place_BL.gather(1, tokens.place_BS)
         return made.states_BKD
 
 
-def merge(states_BLD: Tensor, sizes_BL: Tensor, valid_BL: Tensor, left_B1: Tensor, count: Any) -> Merged:
+def merge(states_BLD: Tensor, sizes_BL: Tensor, valid_BL: Tensor, left_B1: Tensor, count: Any, first_stays: bool = False) -> Merged:
     """Returns the tokens that are left of each row.
 
     Args:
@@ -147,10 +151,12 @@ def merge(states_BLD: Tensor, sizes_BL: Tensor, valid_BL: Tensor, left_B1: Tenso
         valid_BL: Which are tokens and not padding, bool; those come first.
         left_B1: Tokens to leave of each row, int64: at least half of its tokens.
         count: K, at least as many as are left of any row.
+        first_stays: Whether the first token never merges.
     """
     even_BAD, odd_BMD = states_BLD[:, ::2], states_BLD[:, 1::2]
     valid_BA, valid_BM = valid_BL[:, ::2], valid_BL[:, 1::2]
-    best_BA, partner_BA = _best_pairs(even_BAD.float(), odd_BMD.float(), valid_BA, valid_BM)
+    may_BA = valid_BA & (torch.arange(valid_BA.shape[1], device=valid_BA.device) > 0) if first_stays else valid_BA
+    best_BA, partner_BA = _best_pairs(even_BAD.float(), odd_BMD.float(), may_BA, valid_BM)
     merges_B1 = valid_BL.sum(-1, keepdim=True) - left_B1
     merged_BA = (_rank(best_BA) < merges_B1) & (best_BA > _NEVER / 2)
     weight_BA = sizes_BL[:, ::2] * merged_BA
@@ -204,12 +210,13 @@ def _in_front(stays_BL: Tensor, count: Any) -> tuple[Tensor, Tensor]:
     return chosen_BK, rank_BL
 
 
-def merge_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float]) -> None:
+def merge_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float], first_stays: bool = False) -> None:
     """Lets tokens of a model merge after its blocks, in place.
 
     Args:
         blocks: Its blocks by module name, in order.
         shares: Share of the incoming tokens that are left after each block, in falling order; the last one has no effect.
+        first_stays: Whether the first token never merges: the head reads it alone.
     """
     tokens, end = Tokens(), len(shares) - 1
     for number, block in enumerate(blocks.values()):
@@ -217,7 +224,7 @@ def merge_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float]) -> No
         merges = shares[number] < earlier and number < end
         names = list(inspect.signature(block.forward).parameters)
         name, place = next(((name, names.index(name)) for name in MASKS if name in names), ("", len(names)))
-        hooks = MergedTokens(tokens, shares[number] if merges else 1.0, not number, number == end, name, place)
+        hooks = MergedTokens(tokens, shares[number] if merges else 1.0, not number, number == end, name, place, first_stays)
         block.register_forward_pre_hook(hooks.before, with_kwargs=True)
         if merges or number == end:
             block.register_forward_hook(hooks.after)

@@ -165,6 +165,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             cross=sizes.cross,
             tokens=sizes.tokens,
             merged=sizes.merged and bool(sizes.tokens),
+            first_stays=sizes.first_stays and sizes.merged and bool(sizes.tokens),
             prefix=sizes.prefix,
         )
     except ValidationError as error:
@@ -294,7 +295,7 @@ def _resize(model: PreTrainedModel, own: Any) -> None:
         put_prefix(model, attention.module, shape.prefix, shape.key_value_heads[block] * shape.head_dim)
     _cut_listed_experts(model, blocks, shape.experts)
     if shape.tokens and shape.merged:
-        merge_tokens(blocks_of(model, "checkpoint"), shape.tokens)
+        merge_tokens(blocks_of(model, "checkpoint"), shape.tokens, shape.first_stays)
     elif shape.tokens:
         drop_tokens(blocks_of(model, "checkpoint"), shape.tokens, sizes_config(model.config).hidden_size)
 

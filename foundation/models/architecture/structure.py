@@ -72,6 +72,8 @@ class Sizes:
     """Share of the tokens that remain after each layer. Empty for a model whose layers all see all of them."""
     merged: bool = False
     """Whether the other tokens have merged with them instead of being dropped."""
+    first_stays: bool = False
+    """Whether the first token never merges, since the head reads it alone."""
     prefix: int = 0
     """Learned keys and values of each attention."""
 
@@ -106,6 +108,7 @@ class Sizes:
             pick(self.cross) if self.cross else (),
             pick(self.tokens) if self.tokens else (),
             self.merged,
+            self.first_stays,
             self.prefix,
         )
 
