@@ -81,6 +81,11 @@ def merges(config: PreTrainedConfig) -> bool:
     return bool((getattr(config, SHAPE_KEY, None) or {}).get("merged", False))
 
 
+def first_stays(config: PreTrainedConfig) -> bool:
+    """Whether the first token of the model of a Transformers config never merges."""
+    return bool((getattr(config, SHAPE_KEY, None) or {}).get("first_stays", False))
+
+
 def prefix_of(config: PreTrainedConfig) -> int:
     """Returns the number of learned keys and values of each attention of the model of a Transformers config; 0 for none."""
     return int((getattr(config, SHAPE_KEY, None) or {}).get("prefix", 0))

@@ -33,7 +33,7 @@ from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of,
 from foundation.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from foundation.models.layers.prefix import names_of
 from foundation.models.library import REFUSED, sizes_config
-from foundation.models.own_shape import SHAPE_KEY, merges, prefix_of, tokens_of
+from foundation.models.own_shape import SHAPE_KEY, first_stays, merges, prefix_of, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -107,9 +107,9 @@ class Sizes:
             pick(self.experts),
             pick(self.cross) if self.cross else (),
             pick(self.tokens) if self.tokens else (),
-            self.merged,
-            self.first_stays,
-            self.prefix,
+            merged=self.merged,
+            first_stays=self.first_stays,
+            prefix=self.prefix,
         )
 
 
@@ -262,9 +262,10 @@ def _sizes(
         ffn,
         experts,
         tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
-        tokens_of(config),
-        merges(config),
-        prefix_of(config),
+        tokens=tokens_of(config),
+        merged=merges(config),
+        first_stays=first_stays(config),
+        prefix=prefix_of(config),
     )
 
 
