@@ -107,6 +107,7 @@ class Prune(PruneSettings):
             raise InputError(f"{key}.granularity", "vocabulary given", reason, "leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
+        config = self._in_low_rank(config, context)
         if METHODS[self.method].reads_labels:
             check_known(context.data, f"{key}.method", "give activation or magnitude", self.method)
         if self.layer_score == "loss":
@@ -122,6 +123,9 @@ class Prune(PruneSettings):
             )
         if self.tokens is not None:
             self._check_tokens_leave(config, context, plan)
+        if self.embedding_rank is not None and self.embedding_rank >= len(plan.kept.hidden):
+            left = f"{len(plan.kept.hidden)} channels of the residual stream are expected to stay; a lower rank is needed"
+            raise InputError(f"{key}.embedding_rank", f"{self.embedding_rank} given", left, "lower it, or remove fewer channels")
         if "width" in self.granularity:
             try_width(config, key)
         if self.recover is not None:
@@ -168,7 +172,23 @@ class Prune(PruneSettings):
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
         unknown: it assumes the default sparsity, or as much as can be removed.
         """
+        config = self._in_low_rank(config)
         return self._after(config, self._planned(config))
+
+    def _in_low_rank(self, config: PreTrainedConfig, context: Context | None = None) -> PreTrainedConfig:
+        """Returns the config of the model whose blocks are pruned: with embeddings in low rank, if the stage has a rank.
+
+        Raises:
+            InputError: The model cannot have them.
+        """
+        from prune.low_rank import SETTING, config_in_low_rank
+
+        if self.embedding_rank is None:
+            return config
+        if context is not None and context.facts.modality != "text":
+            why = f"{context.task} has no texts, whose tokens are embedded"
+            raise InputError(f"{self.key}.{SETTING}", f"{self.embedding_rank} given", why, "leave it out")
+        return config_in_low_rank(config, self.embedding_rank, self.key)
 
     def _after(self, config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
         """The config of a plan."""
@@ -215,9 +235,9 @@ class Prune(PruneSettings):
         Returns:
             `method`; `measure`; `sparsity` (share of the cost removed); `cost` of the blocks; `before` and `after` (sizes); `layers`
             (those that stay); `steps` (for each iteration: its share, losses and values on the selection split). Where they apply:
-            `vocabulary`; `sensitivity` (distances by layer and share); `loads` with experts (`before` and `after`: share
-            of the tokens that each expert gets, `prune.routing`); `latency` with measure: latency (the table, and predicted and measured
-            latency of the incoming model, of every shape tried and of the result).
+            `vocabulary`; `embeddings` (`prune.low_rank`); `sensitivity` (distances by layer and share); `loads` with experts (`before` and
+            `after`: share of the tokens that each expert gets, `prune.routing`); `latency` with measure: latency (the table, and predicted
+            and measured latency of the incoming model, of every shape tried and of the result).
 
         Raises:
             InputError: The target cannot be reached, the tokenizer cannot be cut, or training failed.
@@ -232,7 +252,8 @@ class Prune(PruneSettings):
             take_part(self, context)
             return {}
         source, cut = self._cut_vocabulary(parent, context)
-        model, figures = load(source), list[dict[str, object]]()
+        model, embeddings = self._lower_rank(load(source), source, context)
+        figures = list[dict[str, object]]()
         structure = Structure.of(model, self.key)
         latency = self._latency_budget(model, structure, source, context)
         first = self.cost(model, structure, latency)
@@ -265,6 +286,7 @@ class Prune(PruneSettings):
             "layers": list(origin.layers),
             "steps": figures,
             **({"vocabulary": cut} if cut else {}),
+            **({"embeddings": embeddings} if embeddings else {}),
             **({"sensitivity": scans[0]} if scans else {}),
             **({"latency": latency.figures} if latency else {}),
             **({"loads": routed} if routed else {}),
@@ -355,6 +377,18 @@ class Prune(PruneSettings):
             save(small, parent.path, temporary, f"Vocabulary cut to {len(cut.kept)} tokens")
             write_tokenizer(parent.path, cut, temporary)
         return folder, cut.figures()
+
+    def _lower_rank(self, model: nn.Module, source: Path, context: Context) -> tuple[nn.Module, dict[str, object]]:
+        """Returns the model with embeddings in low rank and their figures, if the stage has a rank; else the model and no figures."""
+        from prune.low_rank import in_low_rank, occurrences
+
+        if self.embedding_rank is None:
+            return model, {}
+        sizes: Any = model.config
+        counts = occurrences(context.data.train.rows, context.preprocessor(source), sizes.vocab_size)
+        small, figures = in_low_rank(model, counts, self.embedding_rank, self.key)
+        context.progress.log(f"  embeddings: rank {self.embedding_rank}, relative error {figures['relative_error']:.1%}")
+        return small, figures
 
 
 def _words(before: Sizes, after: Sizes) -> str:

@@ -34,7 +34,7 @@ class PruneSettings(ModelStage):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
-    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member", "token_reduction")
+    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member", "token_reduction", "embedding_rank")
 
     method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
@@ -63,7 +63,8 @@ class PruneSettings(ModelStage):
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
     """Units to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), width (the
     same, projected onto the principal components of its activations first; for models whose norms lie in the branches), layers, experts;
-    vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
+    vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, and recover: null unless
+    `embedding_rank` is given."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
     """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
     divisible_by: Annotated[int, Field(ge=2, le=1024)] | None = None
@@ -95,6 +96,10 @@ class PruneSettings(ModelStage):
     """What happens to the other tokens. drop: they are left out, for models whose head reads only the first token, as most classifiers do.
     merge: each joins the one most like it (ToMe), also for models whose head reads a mean of all tokens, such as embeddings; a first token
     that the head reads alone never merges. Each share is then at least 0.6 of the one before it."""
+    embedding_rank: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    """Rank of the embeddings of tokens, whatever the sparsity: the table of tokens becomes a narrow one, this wide, and a projection to the
+    width of the model, fitted to the tokens by how often they occur in the train rows. For models whose table nothing else reads, such as
+    encoders. With sparsity: 0 nothing else is removed."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
@@ -106,7 +111,10 @@ class PruneSettings(ModelStage):
         # A smaller vocabulary does not change the outputs for texts that it covers: the blocks stay, so there is nothing to recover.
         if not isinstance(values, dict) or values.get("granularity") not in (["vocabulary"], ("vocabulary",)):
             return values
-        return values if {"latency_ms", "speedup"} & values.keys() else {"sparsity": 0.0, "recover": None, **values}
+        if {"latency_ms", "speedup"} & values.keys():
+            return values
+        exact = {} if values.get("embedding_rank") is not None else {"recover": None}
+        return {"sparsity": 0.0, **exact, **values}
 
     @model_validator(mode="before")
     @classmethod
@@ -175,6 +183,8 @@ class PruneSettings(ModelStage):
             raise ValueError("member: given without speedup, which it says more about: give speedup, or leave it out")
         if self.family is None:
             return
+        if self.embedding_rank is not None:
+            raise ValueError("embedding_rank: given together with family, whose members follow each other: give it in a stage of its own")
         given = f"family: {[*self.family]} given"
         if list(self.family) != sorted(set(self.family)):
             raise ValueError(f"{given}; give each speed-up once, from the smallest to the largest")

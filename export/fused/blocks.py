@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEY = "model"
+LOW_RANK = "its embeddings are in low rank, and the kernels look up whole rows"
 TOLERANCE = 1e-3
 """Largest difference of logits, as a share of the largest: sums in another order reach about 1e-5."""
 MOST_LEFT = 0.5

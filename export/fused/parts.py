@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor, nn
 
-from export.fused.blocks import KEY, TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of
+from export.fused.blocks import KEY, LOW_RANK, TOLERANCE, BlockPaths, Otherwise, block_paths, floats, linear_of
 from export.fused.image_parts import image_plan
 from export.fused.layers import ACTIVATIONS
 from export.fused.plan import Head, HeadActivation, Plan, Pooling
@@ -40,6 +40,7 @@ from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.dense import LAYER
 from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
+from foundation.models.layers.low_rank_embedding import LowRankEmbedding
 from foundation.models.library import REFUSED, one_line
 from foundation.models.own_shape import prefix_of
 from foundation.schemes.checkpoint import load_quantization
@@ -260,6 +261,8 @@ def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module], relative: 
         words: Any = model.get_input_embeddings()
     except NotImplementedError as error:  # what a model raises that has several tables of words (CANINE)
         raise Otherwise("it has no one table of words") from error
+    if isinstance(words, LowRankEmbedding):
+        raise Otherwise(LOW_RANK)
     embeddings = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
     tables = {
         name: module for name, module in embeddings.items() if module is words or module.weight is not words.weight

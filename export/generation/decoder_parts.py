@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.models.config import most_tokens
+from foundation.models.layers.low_rank_embedding import LowRankEmbedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -80,6 +81,9 @@ class Parts:
     modules: Mapping[str, nn.Module] = field(repr=False)
     """Its modules by path."""
     embeddings: str
+    """The table of tokens."""
+    projection: str | None
+    """The layer that reads it, if the embeddings are in low rank."""
     head: str
     layers: tuple[Layer, ...]
     norm: Tensor
@@ -110,6 +114,7 @@ class Parts:
         """Returns logits float32 [b, n, V] of token ids int64 [b, n]; written out, for proofs."""
         modules: Any = self.modules
         x = modules[self.embeddings].weight[ids_bn]
+        x = x if self.projection is None else modules[self.projection](x)
         for layer in self.layers:
             read = _normalized(x, layer.input_norm, self.epsilon)
             x = x + modules[layer.out](self._attended(layer, *(modules[name](read) for name in (layer.query, layer.key, layer.value))))
@@ -179,7 +184,7 @@ def _read_parts(model: PreTrainedModel, unit: int) -> Parts:
     layers, first = list(base.layers), base.layers[0]
     attention = first.self_attn
     size, context = int(attention.head_dim), most_tokens(config) or UNLIMITED
-    hidden = torch.zeros(1, 1, base.embed_tokens.weight.shape[1])
+    hidden = torch.zeros(1, 1, base.embed_tokens.embedding_dim)
     alone, whole = ([one[0].float() for one in base.rotary_emb(hidden, torch.arange(count)[None])] for count in (min(2, context), context))
     if not all(torch.equal(one, other[: len(one)]) for one, other in zip(alone, whole, strict=True)):
         raise Otherwise("its rotary embeddings depend on the length of the text")
@@ -195,9 +200,11 @@ def _read_parts(model: PreTrainedModel, unit: int) -> Parts:
     activation = SPELLINGS.get(act, act)
     if activation not in ACTIVATIONS:
         raise Otherwise(f"its activation is {act}; {', '.join(ACTIVATIONS)} are written")
+    words, low = base.embed_tokens, isinstance(base.embed_tokens, LowRankEmbedding)
     return Parts(
         modules=dict(model.named_modules()),
-        embeddings=paths[base.embed_tokens],
+        embeddings=paths[words.table if low else words],
+        projection=paths[words.projection] if low else None,
         head=paths[model.get_output_embeddings()],
         layers=tuple(_layer(layer, number, config, paths) for number, layer in enumerate(layers)),
         norm=_weight(base.norm),

@@ -163,14 +163,21 @@ class _Writer:
         return model
 
     def _embedded(self) -> str:
-        """Looks up the embeddings."""
+        """Looks up the embeddings, and projects those in low rank."""
+        projection = self._parts.projection
+        if projection is None:
+            return self._rows("embedded")
+        return self._product(self._rows("narrow"), [projection], "embedded")
+
+    def _rows(self, output: str) -> str:
+        """Looks up the rows of the table of tokens."""
         name = self._parts.embeddings
         if name not in self._tables:
-            return self._op("Gather", [self._constant(name, self._modules[name].weight), "input_ids"], ["embedded"])
+            return self._op("Gather", [self._constant(name, self._modules[name].weight), "input_ids"], [output])
         if self._rounds:
-            return self._looked_up(name, self._table(name), "embedded", 8)
-        halves = [self._looked_up(name, table, f"embedded.{half}", 4) for half, table in zip(HALVES, self._halves(name), strict=True)]
-        return self._op("Add", halves, ["embedded"])
+            return self._looked_up(name, self._table(name), output, 8)
+        halves = [self._looked_up(name, table, f"{output}.{half}", 4) for half, table in zip(HALVES, self._halves(name), strict=True)]
+        return self._op("Add", halves, [output])
 
     def _looked_up(self, name: str, table: Sequence[str], output: str, bits: int) -> str:
         """Looks up rows of a table: codes, scales and zero points, "" for the middle."""

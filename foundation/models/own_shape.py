@@ -46,6 +46,8 @@ class OwnShape(Config):
     """Whether the first token never merges, since the head reads it alone."""
     prefix: NonNegativeInt = 0
     """Number of learned keys and values that every attention reads before its own (`foundation.models.layers.prefix`)."""
+    embedding_rank: NonNegativeInt = 0
+    """Rank of the embeddings of tokens (`foundation.models.layers.low_rank_embedding`); 0 for a plain table."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -89,6 +91,11 @@ def first_stays(config: PreTrainedConfig) -> bool:
 def prefix_of(config: PreTrainedConfig) -> int:
     """Returns the number of learned keys and values of each attention of the model of a Transformers config; 0 for none."""
     return int((getattr(config, SHAPE_KEY, None) or {}).get("prefix", 0))
+
+
+def embedding_rank_of(config: PreTrainedConfig) -> int:
+    """Returns the rank of the embeddings of tokens of the model of a Transformers config; 0 for a plain table."""
+    return int((getattr(config, SHAPE_KEY, None) or {}).get("embedding_rank", 0))
 
 
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def table_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the embeddings of a language model, and its head if that has weights of its own, by module path."""
     known: Any = model
     modules = {module: name for name, module in model.named_modules()}
-    embeddings, head = known.get_input_embeddings(), known.get_output_embeddings()
+    words, head = known.get_input_embeddings(), known.get_output_embeddings()
+    embeddings = next(module for module in words.modules() if isinstance(module, nn.Embedding))  # in low rank: the narrow table
     found = {modules[embeddings]: embeddings}
     if head is not None and head.weight is not embeddings.weight:
         found[modules[head]] = head

@@ -91,6 +91,8 @@ class Sizes(Document):
     """Whether the other tokens merge with these instead of being dropped."""
     first_stays: bool = False
     """Whether the first token never merges, since the head reads it alone."""
+    embedding_rank: int = 0
+    """Rank of the embeddings of tokens; 0 for a plain table."""
 
     @property
     def components(self) -> Mapping[str, tuple[int, ...]]:
@@ -228,6 +230,17 @@ class ExpertLoads(Document):
     """After it."""
 
 
+class EmbeddingFigures(Document):
+    """Embeddings of tokens in low rank."""
+
+    rank: int
+    """Their rank."""
+    relative_error: Number | None = None
+    """Norm of what they lost, relative to the norm of the table, both weighted by the tokens of the train rows."""
+    parameters: Change = Change()
+    """Their parameters."""
+
+
 class Pruning(Document):
     """Figures of the stage `prune`."""
 
@@ -253,6 +266,8 @@ class Pruning(Document):
     """Where latency was the measure."""
     loads: ExpertLoads = ExpertLoads()
     """Where the model has experts."""
+    embeddings: EmbeddingFigures | None = None
+    """Where the embeddings got a lower rank."""
 
     def places(self, num_blocks: int) -> dict[int, int]:
         """Returns the number of each block that is left, by its number in the unpruned model of `num_blocks` blocks."""

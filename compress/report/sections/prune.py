@@ -12,7 +12,7 @@ from compress.report import phrases
 from compress.report.charts.lines import LineChart, Series, line_chart
 from compress.report.goals import shape_name
 from compress.report.model.contents import Contents
-from compress.report.model.stages import ComponentScan, Iteration, LatencyTable, Pruning, Sizes, Timed, Trained
+from compress.report.model.stages import ComponentScan, EmbeddingFigures, Iteration, LatencyTable, Pruning, Sizes, Timed, Trained
 from compress.report.view import View
 
 NAMES = {"heads": "heads", "ffn": "neurons", "experts": "experts"}
@@ -103,7 +103,18 @@ def _whole(figures: Pruning, before: Sizes) -> list[str]:
         (before.vocabulary, after.vocabulary, "tokens of the vocabulary"),
     ]
     shrunk = [f"{new:,} of {old:,} {name}" for old, new, name in sizes if old is not None and new is not None and new != old]
-    return [*shrunk, *([phrases.tokens_left(after.tokens)] if after.tokens else [])]
+    low = [] if figures.embeddings is None else [_low_rank(figures.embeddings)]
+    return [*shrunk, *low, *([phrases.tokens_left(after.tokens)] if after.tokens else [])]
+
+
+def _low_rank(embeddings: EmbeddingFigures) -> str:
+    """Describes embeddings in low rank."""
+    parts = [f"embeddings of rank {embeddings.rank}"]
+    if (new := embeddings.parameters.after) is not None and (old := embeddings.parameters.before) is not None:
+        parts.append(f"{new:,.0f} of {old:,.0f} parameters")
+    if embeddings.relative_error is not None:
+        parts.append(f"relative error {100 * embeddings.relative_error:.1f} %")
+    return ", ".join(parts)
 
 
 def _costs(figures: Pruning) -> list[View]:

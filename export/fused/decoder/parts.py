@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from export.fused.blocks import (
     KEY,
+    LOW_RANK,
     SPELLINGS,
     TOLERANCE,
     Otherwise,
@@ -45,6 +46,7 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.attention import Attention
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
+from foundation.models.layers.low_rank_embedding import LowRankEmbedding
 from foundation.models.library import REFUSED, one_line
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int4 import Int4Scales
@@ -118,6 +120,8 @@ def decoder_plan(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] 
     if sites.names:
         why = f"{sites.names[0]} is int8, which has no kernel"
         raise InputError(KEY, REFUSAL.format(kind, why), remedy="quantize without attention and residuals")
+    if isinstance(model.get_input_embeddings(), LowRankEmbedding):
+        raise InputError(KEY, REFUSAL.format(kind, LOW_RANK))
     reader = _Reader(model, load_quantization(checkpoint.folder)[0], load_tables(checkpoint.folder), nodes or {})
     try:
         return reader.gpt(_proved(model)) if _positions(model) else reader.llama()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 
 from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import Kind
+from foundation.models.layers.low_rank_embedding import PROJECTION, TABLE, low_rank_tables
 from foundation.models.library import REFUSED, one_line, sizes_config
 from foundation.models.own_shape import SHAPE_KEY
 
@@ -93,7 +94,22 @@ def axes_of(model: nn.Module, key: str) -> Axes:
     Raises:
         InputError: A model with another size cannot be built.
     """
-    return _axes(Kind.of(model), key)
+    return _in_low_rank(_axes(Kind.of(model), key), model)
+
+
+def _in_low_rank(axes: Axes, model: nn.Module) -> Axes:
+    """Returns the axes of a model from the axes that a plain table of tokens would have: its embeddings may be a narrow table, which has
+    the tokens, and a projection, which has the channels."""
+    tables = [f"{name}." for name in low_rank_tables(model)]
+    if not tables:
+        return axes
+    (name,) = tables
+
+    def moved(found: frozenset[Axis]) -> frozenset[Axis]:
+        places = {(f"{name}weight", 0): (f"{name}{TABLE}.weight", 0), (f"{name}weight", 1): (f"{name}{PROJECTION}.weight", 0)}
+        return frozenset(places.get(axis, axis) for axis in found)
+
+    return replace(axes, hidden=moved(axes.hidden), vocabulary=moved(axes.vocabulary))
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,7 +4,8 @@ If all layers are equal and the stock class can build them, the shape goes into 
 `AutoModel`. Otherwise config.json gets
 
     "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
-                              "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...], "prefix": 16}
+                              "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...], "prefix": 16,
+                              "embedding_rank": 96}
 
 with one entry per layer (the encoder's before the decoder's, which also has the heads that read the encoder, `cross`), and the
 stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from those keys and then resizes its
@@ -48,6 +49,7 @@ from foundation.models.heads.towers import towers_class
 from foundation.models.heads.transcriber import transcriber_class
 from foundation.models.layers.conv1d import is_conv1d, with_linears
 from foundation.models.layers.listed_experts import is_listed, keep_first, mend
+from foundation.models.layers.low_rank_embedding import put_low_rank
 from foundation.models.layers.prefix import put_prefix
 from foundation.models.library import (
     REFUSED,
@@ -167,6 +169,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             merged=sizes.merged and bool(sizes.tokens),
             first_stays=sizes.first_stays and sizes.merged and bool(sizes.tokens),
             prefix=sizes.prefix,
+            embedding_rank=sizes.embedding_rank,
         )
     except ValidationError as error:
         raise InputError(
@@ -293,6 +296,8 @@ def _resize(model: PreTrainedModel, own: Any) -> None:
             set_counts(owner, dict.fromkeys(counts, size))
     for block, attention in attentions.own.items() if shape.prefix else ():
         put_prefix(model, attention.module, shape.prefix, shape.key_value_heads[block] * shape.head_dim)
+    if shape.embedding_rank:
+        put_low_rank(model, shape.embedding_rank, "checkpoint")
     _cut_listed_experts(model, blocks, shape.experts)
     if shape.tokens and shape.merged:
         merge_tokens(blocks_of(model, "checkpoint"), shape.tokens, shape.first_stays)

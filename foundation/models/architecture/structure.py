@@ -33,7 +33,7 @@ from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of,
 from foundation.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from foundation.models.layers.prefix import names_of
 from foundation.models.library import REFUSED, sizes_config
-from foundation.models.own_shape import SHAPE_KEY, first_stays, merges, prefix_of, tokens_of
+from foundation.models.own_shape import SHAPE_KEY, embedding_rank_of, first_stays, merges, prefix_of, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -76,6 +76,8 @@ class Sizes:
     """Whether the first token never merges, since the head reads it alone."""
     prefix: int = 0
     """Learned keys and values of each attention."""
+    embedding_rank: int = 0
+    """Rank of the embeddings of tokens; 0 for a plain table."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""
@@ -110,6 +112,7 @@ class Sizes:
             merged=self.merged,
             first_stays=self.first_stays,
             prefix=self.prefix,
+            embedding_rank=self.embedding_rank,
         )
 
 
@@ -266,6 +269,7 @@ def _sizes(
         merged=merges(config),
         first_stays=first_stays(config),
         prefix=prefix_of(config),
+        embedding_rank=embedding_rank_of(config),
     )
 
 

@@ -115,6 +115,12 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert view(latency=None)["latency"] is None
 
 
+def test_embeddings_in_low_rank_are_a_line() -> None:
+    made = {"rank": 96, "relative_error": 0.3126, "parameters": {"before": 11720448, "after": 2966976}}
+    assert view(embeddings=made)["whole"][-1] == "embeddings of rank 96, 2,966,976 of 11,720,448 parameters, relative error 31.3 %"
+    assert not any("rank" in line for line in view()["whole"])
+
+
 def test_a_line_for_every_block() -> None:
     heads, neurons = view()["scans"]
     assert [line.label for line in heads.lines] == ["0", "1", "2"]
