@@ -145,7 +145,7 @@ def in_low_rank(model: nn.Module, counts_V: Tensor, rank: int, key: str) -> tupl
     check_rank(model, rank, key)
     words: Any = words_of(model)
     name = next(name for name, module in model.named_modules() if module is words)
-    small = remade(model, _with_rank(model, model.config, Structure.of(model, key), rank, key))  # type: ignore[arg-type]
+    small = remade(model, _with_rank(model, model.config, Structure.of(model, key), rank, key))
     found = factors(words.whole() if isinstance(words, LowRankEmbedding) else words.weight, counts_V + 1, rank)
     weights = {other: value for other, value in model.state_dict().items() if not other.startswith(f"{name}.")}
     weights |= {f"{name}.{TABLE}.weight": found.table_VR, f"{name}.{PROJECTION}.weight": found.projection_DR}

@@ -37,7 +37,7 @@ def table_modules(model: nn.Module) -> dict[str, nn.Module]:
     modules = {module: name for name, module in model.named_modules()}
     words, head = known.get_input_embeddings(), known.get_output_embeddings()
     embeddings = next(module for module in words.modules() if isinstance(module, nn.Embedding))  # in low rank: the narrow table
-    found = {modules[embeddings]: embeddings}
+    found: dict[str, nn.Module] = {modules[embeddings]: embeddings}
     if head is not None and head.weight is not embeddings.weight:
         found[modules[head]] = head
     return found

@@ -60,7 +60,7 @@ class LowRankEmbedding(nn.Module):
         return self.table.padding_idx
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> Tensor:
         """A: the parameter with a row for each token, which models that draw weights of their own look for here (ModernBERT)."""
         return self.table.weight
 
