@@ -252,8 +252,7 @@ class Prune(PruneSettings):
             take_part(self, context)
             return {}
         source, cut = self._cut_vocabulary(parent, context)
-        model, embeddings = self._lower_rank(load(source), source, context)
-        figures = list[dict[str, object]]()
+        (model, embeddings), figures = self._lower_rank(load(source), source, context), list[dict[str, object]]()
         structure = Structure.of(model, self.key)
         latency = self._latency_budget(model, structure, source, context)
         first = self.cost(model, structure, latency)
@@ -285,8 +284,7 @@ class Prune(PruneSettings):
             "after": asdict(last.sizes),
             "layers": list(origin.layers),
             "steps": figures,
-            **({"vocabulary": cut} if cut else {}),
-            **({"embeddings": embeddings} if embeddings else {}),
+            **{name: found for name, found in (("vocabulary", cut), ("embeddings", embeddings)) if found},
             **({"sensitivity": scans[0]} if scans else {}),
             **({"latency": latency.figures} if latency else {}),
             **({"loads": routed} if routed else {}),

@@ -172,11 +172,8 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             embedding_rank=sizes.embedding_rank,
         )
     except ValidationError as error:
-        raise InputError(
-            key,
-            f"layer {sizes.ffn.index(0)} of this {config.model_type} lacks the FFN that other layers have",
-            "sizes per layer are not supported",
-        ) from error
+        lacking = f"layer {sizes.ffn.index(0)} of this {config.model_type} lacks the FFN that other layers have"
+        raise InputError(key, lacking, "sizes per layer are not supported") from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed
 
