@@ -169,6 +169,15 @@ def test_a_checkpoint_is_read_as_it_was_written(kind: str, make_model: Callable[
     assert count(config, task, 8).parameters == sum(parameter.numel() for parameter in small.parameters())  # type: ignore[arg-type]
 
 
+def test_a_model_that_draws_its_table_itself_is_read(tmp_path: Path) -> None:
+    """ModernBERT looks for the weight of its table when it is loaded."""
+    config = transformers.ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
+    small = low(model_of(config, "text-classification"))
+    save(small, tmp_path, tmp_path, "In low rank")
+    again = load(tmp_path).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in small.state_dict().items())
+
+
 def test_a_checkpoint_of_a_model_without_such_a_table_is_refused(make_model: Callable[..., Any], tmp_path: Path) -> None:
     save(low(make_model("bert")), tmp_path, tmp_path, "In low rank")
     raw = json.loads((tmp_path / "config.json").read_text())
