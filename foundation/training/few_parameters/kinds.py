@@ -63,7 +63,7 @@ def check_few(settings: Settings, config: PreTrainedConfig, context: Context) ->
         InputError: They cannot.
     """
     if settings.prompt is not None:
-        check_prompt(settings.prompt, context, f"{settings.key}.prompt")
+        check_prompt(settings.prompt, config, context, f"{settings.key}.prompt")
     if settings.prefix is not None:
         check_prefix(settings.prefix, config, context, f"{settings.key}.prefix")
 

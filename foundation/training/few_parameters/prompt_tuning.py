@@ -30,6 +30,7 @@ from pydantic import Field
 
 from foundation.core.config import Config
 from foundation.core.errors import InputError
+from foundation.models.own_shape import embedding_rank_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,11 +65,12 @@ def with_prompt(config: PreTrainedConfig, settings: PromptTuning | None) -> PreT
     return changed
 
 
-def check_prompt(settings: PromptTuning, context: Context, key: str) -> None:
-    """Checks, before the first stage, that a prompt can be learned for a task.
+def check_prompt(settings: PromptTuning, config: PreTrainedConfig, context: Context, key: str) -> None:
+    """Checks, before the first stage, that a prompt can be learned for a task and a model.
 
     Args:
         settings: The prompt.
+        config: Transformers config of the model before.
         context: Task, length of a row and processes.
         key: Key path of the settings.
 
@@ -78,6 +80,9 @@ def check_prompt(settings: PromptTuning, context: Context, key: str) -> None:
     if not context.facts.answers_whole_texts:
         allowed = "virtual tokens are for models that answer a text with classes or a value"
         raise InputError(key, f"given for {context.task}", allowed, "leave it out")
+    if rank := embedding_rank_of(config):
+        why = f"the embeddings of this model have rank {rank}, and a prompt is as wide as the model"
+        raise InputError(key, "given after prune.embedding_rank", why, "learn the prompt before that stage")
     if context.aggregate:
         raise InputError(key, "given with data.windows", "every window would get the prompt", "leave one of them out")
     if settings.tokens > context.max_length - LEAST_TEXT:

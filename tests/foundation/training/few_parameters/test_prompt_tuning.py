@@ -230,6 +230,9 @@ def test_prompts_that_do_not_fit_are_refused(make_context: Contexts, tmp_path: P
         Finetune(prompt=PromptTuning(tokens=9)).check(config, None, context)
     with raises_problem("finetune.prompt", "data.windows"):
         Finetune(prompt=PromptTuning(tokens=2)).check(config, None, dataclasses.replace(context, aggregate="mean"))
+    config.compress_architecture = {"embedding_rank": 5}
+    with raises_problem("finetune.prompt", "prune.embedding_rank", "5", "before"):
+        Finetune(prompt=PromptTuning(tokens=2)).check(config, None, context)
     with pytest.raises(ValidationError):
         Finetune.model_validate({"prompt": {}, "lora": {}})
 
