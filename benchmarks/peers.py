@@ -5,7 +5,8 @@
 FOLDER holds MiniLM fine-tuned on SST-2, and the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names; without them the recipe's Hub
 ids are used. Peers: torch fp32 and bf16, ONNX Runtime fp32 and dynamic int8, OpenVINO fp32 and bf16 and int8 by NNCF, the latter calibrated
 on the same rows as ours and with its settings for Transformers. Every engine has its own process, and the processes take turns
-(foundation/measure/latency.py). Prints a table and writes `peers.json` with hardware, versions, n and percentiles.
+(foundation/measure/latency.py). Other int8 models of RUN, such as members of a family, are timed in OpenVINO beside the one of the stage
+`quantize`. Prints a table and writes `peers.json` with hardware, versions, n and percentiles.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "openvino int8 by NNCF, static, rest bf16": replace(nncf_static, float_precision="bf16"),
         "ours: openvino int8, static, rest bf16": replace(ours_static, float_precision="bf16"),
     }
+    further = {
+        f"ours: openvino int8, static, {folder.removesuffix('-int8')}": spec(build, "openvino", "static")
+        for folder, build in by_name.items()
+        if build.precision == "int8" and build is not int8
+    }
     others: dict[str, EngineSpec] = {}
     if any(entry.engine == "onnxruntime" for entry in int8.engines):
         onnxruntime = replace(spec(floating, "onnxruntime", "dynamic"), path=str(onnx))
@@ -121,6 +127,7 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "ours: openvino bf16, static": replace(ours_float, precision="bf16", float_precision="bf16"),
         "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
         "ours: openvino int8, static": ours_static,
+        **further,
         **(halves if computes_bf16() else {}),
         **others,
     }
