@@ -1,16 +1,18 @@
 """What zeros buy after compaction: accuracy and latency of int8 models with zeros beside the dense int8 model, in one run.
 
-    python benchmarks/compaction.py [--recipe RECIPE] [--stages STAGES] [--set KEY=VALUE ...] [--out FOLDER]
+    python benchmarks/compaction.py [--recipe RECIPE] [--stages STAGES] [--set KEY=VALUE ...] [--nncf] [--out FOLDER]
 
 RECIPE names model and data, by default MiniLM and SST-2 (recipes/sst2-minilm-ptq-2693.yaml: give `--set model.path=FOLDER --set
 data.path=FOLDER`). STAGES are a list of `finetune`, `distill`, `sparsify`, `prune` and `compact`, each of which begins with the model
 before it. The dense model is the output of the last `finetune`, or of a `distill` that comes before all other stages but `finetune`, else
 the model itself; a `distill` after `compact` trains what is left further. The teacher is the output of the last `finetune`, else the model
 itself. The dense model and the output of every later stage are quantized to int8 and built for OpenVINO and ONNX Runtime.
-The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its
-longest rows. Prints a table: the share of the weights of the dense model's blocks that are gone or 0, the metric over the evaluation split
-with its 95 % interval, the loss against the dense model in the same engine (paired, 95 %; of perplexity relative), latency, and the time as
-a multiple of the dense model in the same engine. The command makes and evaluates the engines, and resumes; with `--timed` it takes the
+The engines take turns (foundation/measure/latency.py) at the batch sizes of the target and its longest rows. `--nncf` adds the dense
+model in int8 by NNCF, which needs the package, for OpenVINO.
+
+Prints a table: the share of the weights of the dense model's blocks that are gone or 0, the metric over the evaluation split with its 95 %
+interval, the loss against the dense model in the same engine (paired, 95 %; of perplexity relative), latency, and the time as a multiple of
+the dense model in the same engine, and of NNCF. The command makes and evaluates the engines, and resumes; with `--timed` it takes the
 latencies and prints.
 """
 
@@ -49,9 +51,12 @@ from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
 from foundation.training.kept_zeros import block_linears
 from parts.our_engine import answers_of_engine, built
+from parts.peer_engines import nncf_int8, ordinary_export
 
 ROOT = Path(__file__).resolve().parent.parent
-DENSE = "dense"
+DENSE, NNCF = "dense", "nncf"
+NNCF_ROWS = 512
+"""Calibration rows of NNCF."""
 STAGES = "[{sparsify: {method: lasso, pattern: {slices: 32}, sparsity: 0.8}}, {compact: {}}]"
 
 
@@ -62,13 +67,14 @@ def main() -> None:
     parser.add_argument("--stages", default=STAGES, help="list of the stages before quantize")
     parser.add_argument("--set", action="append", default=[], help="key.path=value, as for compress run")
     parser.add_argument("--out", type=Path, default=Path("runs/compaction"), help="where to work")
+    parser.add_argument("--nncf", action="store_true", help="also the dense model in int8 by NNCF")
     parser.add_argument("--timed", action="store_true", help="only take the latencies, and print the table")
     arguments = parser.parse_args()
     stages = json.dumps([*yaml.safe_load(arguments.stages), {"quantize": {}}])
     recipe = read(arguments.recipe, [f"stages={stages}", *arguments.set])
     arguments.out.mkdir(parents=True, exist_ok=True)
     if not arguments.timed:
-        make(recipe, arguments.out)
+        make(recipe, arguments.out, arguments.nncf)
     specs, known = engines(recipe, arguments.out), arguments.out / "figures.json"
     if arguments.timed:
         timed = shapes(recipe)
@@ -77,8 +83,8 @@ def main() -> None:
     print(json.dumps(fingerprint(), default=str))
 
 
-def make(recipe: Recipe, out: Path) -> None:
-    """Makes the int8 models, and evaluates their engines."""
+def make(recipe: Recipe, out: Path, nncf: bool) -> None:
+    """Makes the int8 models, by NNCF too where asked, and evaluates their engines."""
     context = prepare(recipe, out / "run", ConsoleProgress())
     *stages, quantize = recipe.stages
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
@@ -95,18 +101,27 @@ def make(recipe: Recipe, out: Path) -> None:
             floats[stage.id] = made
     for name, parent in floats.items():
         step(out / f"{name}-int8", ran(quantize, parent, context, out))
+    if nncf:
+        dense = next(iter(engines(recipe, out).values()))
+        step(out / NNCF, lambda folder: by_nncf(floats[DENSE].path, Path(dense.path).parent, context, folder))
     split, weights = context.data.evaluation, nonzero_weights(floats[DENSE].path)
     answers = {name: answers_of_engine(spec, context.data) for name, spec in engines(recipe, out).items()}
     metric, figures = METRICS[context.facts.metric], {}
     for name, predictions in answers.items():
         engine, model = name.split()
         figures[name] = {
-            "zeros": 1 - nonzero_weights(floats[model].path) / weights,
+            "zeros": 1 - nonzero_weights(floats.get(model, floats[DENSE]).path) / weights,
             "value": single(metric, predictions, split.labels).model_dump(),
             "lost": paired(metric, answers[f"{engine} {DENSE}"], predictions, split.labels).model_dump(),
         }
         print(name, figures[name], flush=True)
     write_json(out / "figures.json", figures)
+
+
+def by_nncf(checkpoint: Path, engine: Path, context: Context, folder: Path) -> None:
+    """Writes the int8 model that NNCF makes of a float checkpoint; `engine` is the folder of an engine of the same model."""
+    onnx = ordinary_export(checkpoint, engine, folder / "ordinary.onnx")
+    nncf_int8(onnx, engine, context.data.calibration(NNCF_ROWS, context.seed).rows, folder / f"{NNCF}.xml")
 
 
 def nonzero_weights(checkpoint: Path) -> int:
@@ -141,6 +156,8 @@ def engines(recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
             Engine(engine="onnxruntime", mode="dynamic", file="model_uint8.onnx", properties=properties(recipe.target.num_threads)),
         )
         found |= {f"{entry.engine} {name}": spec_of(folder, build, entry, recipe.target) for entry in entries}
+    if (out / NNCF).is_dir():
+        found[f"openvino {NNCF}"] = replace(found[f"openvino {DENSE}"], path=str(out / NNCF / f"{NNCF}.xml"))
     return found
 
 
@@ -160,15 +177,19 @@ def shapes(recipe: Recipe) -> list[Shape]:
 
 def table(figures: dict[str, dict[str, Any]], timed: dict[tuple[str, Shape], Timing], shapes: Sequence[Shape]) -> str:
     """Returns the result as a Markdown table."""
-    heads = " | ".join(f"{batch}{f' x {length}' if length else ''} ms (p90) | of dense" for batch, length in shapes)
-    lines = [f"| engine | model | zeros | metric | lost | {heads} |", "| --- " * (5 + 2 * len(shapes)) + "|"]
+    peers = [f"openvino {NNCF}"] if f"openvino {NNCF}" in figures else []
+    of = " | ".join(["of dense", *["of NNCF"] * len(peers)])
+    heads = " | ".join(f"{batch}{f' x {length}' if length else ''} ms (p90) | {of}" for batch, length in shapes)
+    lines = [f"| engine | model | zeros | metric | lost | {heads} |", "| --- " * (5 + (2 + len(peers)) * len(shapes)) + "|"]
     for name, figure in figures.items():
         engine, model = name.split()
         cells = []
         for shape in shapes:
-            own, share = timed[name, shape], ratio(timed[name, shape], timed[f"{engine} {DENSE}", shape])
-            spread = "" if share.low is None else f" ({share.low:.2f} to {share.high:.2f})"
-            cells.append(f"{own.median_ms:.2f} ({own.p90_ms:.2f}){' busy' if own.busy else ''} | {share.value:.2f}x{spread}")
+            own = timed[name, shape]
+            shares = [ratio(own, timed[other, shape]) for other in (f"{engine} {DENSE}", *peers)]
+            spreads = ["" if share.low is None else f" ({share.low:.2f} to {share.high:.2f})" for share in shares]
+            told = " | ".join(f"{share.value:.2f}x{spread}" for share, spread in zip(shares, spreads, strict=True))
+            cells.append(f"{own.median_ms:.2f} ({own.p90_ms:.2f}){' busy' if own.busy else ''} | {told}")
         value, lost = figure["value"], figure["lost"]
         own = f"{value['value']:.4f} ({value['low']:.4f} to {value['high']:.4f})"
         change = "" if model == DENSE else f"{100 * lost['difference']:.2f} ({100 * lost['low']:.2f} to {100 * lost['high']:.2f})"
