@@ -214,7 +214,8 @@ def mean_metric(kind: str, logits: Any, truth: Any) -> float:
         logits: What the models of all seeds answer, `[n, seeds, C]`.
         truth: Labels `[n]`.
     """
-    return float(np.mean([metrics(kind, logits[:, seed], truth)[KINDS[kind].metric] for seed in range(logits.shape[1])]))
+    row, seeds = KINDS[kind], range(logits.shape[1])
+    return float(np.mean([metrics(kind, logits[:, seed], row.answer.FORM(truth))[row.metric] for seed in seeds]))
 
 
 def agreement(kind: str, stacked: dict[str, Any], name: str) -> float:

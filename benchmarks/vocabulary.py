@@ -72,12 +72,12 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     folders = [finished.variants[variant].path for variant in VARIANTS]
     prepared = [Checkpoint(folder).preprocessor(task, recipe.data.max_length, recipe.target) for folder in folders]
     sample = np.random.default_rng(recipe.seed).choice(len(data.train), min(num_rows, len(data.train)), replace=False)
-    train, labels = [data.train.rows[index] for index in sample], data.train.labels.array[sample]
+    train, labels = [data.train.rows[index] for index in sample], data.train.labels[sample]
     asked = [*train, *data.evaluation.rows]
     logits = [predict(load(folder), processor, asked, BATCH) for folder, processor in zip(folders, prepared, strict=True)]
     before, after = (pieces(processor, asked) for processor in prepared)
     same = np.array([old == new for old, new in zip(before, after, strict=True)])
-    truth, is_train = np.concatenate([labels, data.evaluation.labels.array]), np.arange(len(asked)) < len(train)
+    truth, is_train = labels.joined(data.evaluation.labels), np.arange(len(asked)) < len(train)
     kinds = {
         "train": is_train,
         "evaluation, same tokens": ~is_train & same,
@@ -88,7 +88,8 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     for name, where in kinds.items():
         old, new = (answers[where] for answers in logits)
         changed, _ = TASKS[task].answer.differences(old, new)
-        figures = {key: metrics(task, answers, truth[where])[TASKS[task].metric] for key, answers in (("before", old), ("after", new))}
+        own = truth[np.flatnonzero(where)]
+        figures = {key: metrics(task, answers, own)[TASKS[task].metric] for key, answers in (("before", old), ("after", new))}
         largest = float(np.abs(old - new).max(initial=0.0))
         found.append({"name": name, "n": int(where.sum()), "changed": int(changed.sum()), "largest": largest, **figures})
     return found
