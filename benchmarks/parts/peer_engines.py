@@ -44,7 +44,7 @@ def nncf_int8(onnx: Path, folder: Path, rows: Sequence[Row], out: Path) -> Path:
 
 
 def onnxruntime_dynamic_int8(onnx: Path, out: Path) -> Path:
-    """Quantizes a float model with ONNX Runtime's dynamic quantization, per channel; returns the ONNX file."""
+    """Quantizes a float model with ONNX Runtime's dynamic quantization, per channel but for embedding tables; returns the file."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(onnx, out, per_channel=True, reduce_range=False, weight_type=QuantType.QInt8)
