@@ -120,8 +120,7 @@ def put_low_rank(model: nn.Module, rank: int, key: str) -> LowRankEmbedding:
     if not old.is_meta:  # as small as what the model draws
         with torch.no_grad():
             made.table.weight.mul_(getattr(getattr(model, "config", None), "initializer_range", 0.02))
-    path, _, child = name.rpartition(".")
-    setattr(model.get_submodule(path), child, made)
+    model.set_submodule(name, made)
     return made
 
 
