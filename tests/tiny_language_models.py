@@ -22,7 +22,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "qwen2": lambda **other: transformers.Qwen2Config(
         **{**LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, **other}
     ),
-    "mixtral": lambda **other: transformers.MixtralConfig(**{**LLAMA, "num_local_experts": 4, **other}),
     "gpt2": lambda **other: transformers.GPT2Config(
         **{
             "n_embd": 32,
@@ -36,6 +35,10 @@ CONFIGS: dict[str, Callable[..., Any]] = {
         }
     ),
 }
+MIXTURES: dict[str, Callable[..., Any]] = {
+    "mixtral": lambda **other: transformers.MixtralConfig(**{**LLAMA, "num_local_experts": 4, **other}),
+}
+"""Apart: their experts are stacked, so that they are neither linked nor streamed as the others are."""
 
 
 def write(folder: Path, kind: str, dtype: torch.dtype = torch.float32, shard: str = "40KB", **settings: Any) -> Path:
@@ -45,7 +48,7 @@ def write(folder: Path, kind: str, dtype: torch.dtype = torch.float32, shard: st
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](use_cache=False, **settings), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config({**CONFIGS, **MIXTURES}[kind](use_cache=False, **settings), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(6 * parameter if parameter.dim() > 1 else parameter + 0.3 * torch.randn_like(parameter))
