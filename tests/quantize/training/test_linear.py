@@ -115,7 +115,7 @@ def assert_close(found: list[Tensor], expected: list[Any], tolerance: float = 1e
         b = np.asarray(b, np.float64)
         assert a.shape == b.shape
         size = float(np.sqrt(np.mean(b**2))) if b.size else 0.0
-        np.testing.assert_allclose(a.numpy(), b, rtol=tolerance, atol=tolerance * (size + 1e-3))
+        np.testing.assert_allclose(a.numpy(), b, rtol=tolerance, atol=tolerance * (size + 1e-2))  # a sum of terms near 1 may be near 0
 
 
 @settings(max_examples=30, deadline=None)
