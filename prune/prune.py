@@ -181,7 +181,7 @@ class Prune(PruneSettings):
         Raises:
             InputError: The model cannot have them.
         """
-        from prune.low_rank import SETTING, config_in_low_rank
+        from prune.embeddings.low_rank import SETTING, config_in_low_rank
 
         if self.embedding_rank is None:
             return config
@@ -235,9 +235,9 @@ class Prune(PruneSettings):
         Returns:
             `method`; `measure`; `sparsity` (share of the cost removed); `cost` of the blocks; `before` and `after` (sizes); `layers`
             (those that stay); `steps` (for each iteration: its share, losses and values on the selection split). Where they apply:
-            `vocabulary`; `embeddings` (`prune.low_rank`); `sensitivity` (distances by layer and share); `loads` with experts (`before` and
-            `after`: share of the tokens that each expert gets, `prune.routing`); `latency` with measure: latency (the table, and predicted
-            and measured latency of the incoming model, of every shape tried and of the result).
+            `vocabulary`; `embeddings` (`prune.embeddings.low_rank`); `sensitivity` (distances by layer and share); `loads` with experts
+            (`before` and `after`: share of the tokens that each expert gets, `prune.routing`); `latency` with measure: latency (the table,
+            and predicted and measured latency of the incoming model, of every shape tried and of the result).
 
         Raises:
             InputError: The target cannot be reached, the tokenizer cannot be cut, or training failed.
@@ -354,7 +354,7 @@ class Prune(PruneSettings):
         if "vocabulary" not in self.granularity:
             return parent.path, {}
         from foundation.models.checkpoint import load, save
-        from prune.vocabulary import cut_vocabulary, write_tokenizer
+        from prune.embeddings.vocabulary import cut_vocabulary, write_tokenizer
 
         model, data = load(parent.path), context.data
         prepared = context.preprocessor(parent.path)
@@ -378,7 +378,7 @@ class Prune(PruneSettings):
 
     def _lower_rank(self, model: nn.Module, source: Path, context: Context) -> tuple[nn.Module, dict[str, object]]:
         """Returns the model with embeddings in low rank and their figures, if the stage has a rank; else the model and no figures."""
-        from prune.low_rank import in_low_rank, occurrences
+        from prune.embeddings.low_rank import in_low_rank, occurrences
 
         if self.embedding_rank is None:
             return model, {}

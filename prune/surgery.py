@@ -7,7 +7,7 @@
     experts      slices of the stacked expert weights, or experts that are modules, and rows of the router: its softmax runs over the
                  remaining experts
     hidden       channels of the residual stream: of embeddings, norms, every layer that reads or writes it, and the head
-    vocabulary   rows of the embedding and of a language model's head; the tokenizer must follow (`prune.vocabulary`)
+    vocabulary   rows of the embedding and of a language model's head; the tokenizer must follow (`prune.embeddings.vocabulary`)
 
 All but `hidden` are exact: setting the columns that read the removed units to 0 in the large model gives the same outputs. For `hidden`,
 norms average over the remaining channels only. Units that stay keep their order.
@@ -34,7 +34,7 @@ from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.architecture.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
 from foundation.models.layers.expert_names import numbered, renumbered
 from prune.cost import Component
-from prune.vocabulary import with_vocabulary
+from prune.embeddings.vocabulary import with_vocabulary
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from foundation.models.importing import import_model
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.layers.low_rank_embedding import words_of
 from foundation.stage.context import Context
-from prune.low_rank import in_low_rank, occurrences
+from prune.embeddings.low_rank import in_low_rank, occurrences
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 64

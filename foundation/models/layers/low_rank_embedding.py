@@ -6,7 +6,7 @@ V D weights become R (V + D). The module stands in the place of the table of tok
 of padding belongs to A: training gives it no gradient, as in the table before, and a row of zeros stays one. B is trained, so that a row
 of padding that is not zero moves with it.
 
-ALBERT: Lan et al. 2020, https://arxiv.org/abs/1909.11942, section 3.1. `prune.low_rank` computes A and B.
+ALBERT: Lan et al. 2020, https://arxiv.org/abs/1909.11942, section 3.1. `prune.embeddings.low_rank` computes A and B.
 
 Not supported: a table that something else reads too (a tied head, the other side of an encoder-decoder), tables with a forward of their
 own, such as scaled ones.

@@ -30,7 +30,7 @@ from foundation.models.layers.low_rank_embedding import LowRankEmbedding, low_ra
 from foundation.models.library import with_class
 from foundation.models.size import count
 from foundation.stage.context import Context
-from prune.low_rank import check_rank, config_in_low_rank, factors, in_low_rank, occurrences
+from prune.embeddings.low_rank import check_rank, config_in_low_rank, factors, in_low_rank, occurrences
 from prune.prune import Prune
 from tests.problems import raises_problem
 from tests.prune.small_runs import pruned

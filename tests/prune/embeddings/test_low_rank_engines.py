@@ -31,7 +31,7 @@ from foundation.models.folder import Checkpoint
 from foundation.models.layers.low_rank_embedding import low_rank_tables
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.tables import load_tables, on_table_grid, table_modules
-from prune.low_rank import in_low_rank
+from prune.embeddings.low_rank import in_low_rank
 from quantize.embeddings import quantize_tables
 from quantize.quantize import Quantize
 from tests.export import sentiment

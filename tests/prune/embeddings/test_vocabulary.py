@@ -23,8 +23,7 @@ from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
-from prune.surgery import KeptUnits, shrink
-from prune.vocabulary import (
+from prune.embeddings.vocabulary import (
     closure,
     counts_from_pad,
     cut_tokenizer,
@@ -35,6 +34,7 @@ from prune.vocabulary import (
     with_vocabulary,
     write_tokenizer,
 )
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 TEXTS = ["abba baab abab", "cab bac cabba", "aaaa bbbb cccc", "abc bca cab abcabc", "bab bab baba"]

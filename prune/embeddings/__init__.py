@@ -1,0 +1,1 @@
+"""The table of tokens made smaller: fewer tokens, or a lower rank."""
