@@ -102,8 +102,8 @@ def make(recipe: Recipe, out: Path, nncf: bool) -> None:
     for name, parent in floats.items():
         step(out / f"{name}-int8", ran(quantize, parent, context, out))
     if nncf:
-        dense = next(iter(engines(recipe, out).values()))
-        step(out / NNCF, lambda folder: by_nncf(floats[DENSE].path, Path(dense.path).parent, context, folder))
+        dense = Path(engines(recipe, out)[f"openvino {DENSE}"].path).parent
+        step(out / NNCF, lambda folder: by_nncf(floats[DENSE].path, dense, context, folder))
     split, weights = context.data.evaluation, nonzero_weights(floats[DENSE].path)
     answers = {name: answers_of_engine(spec, context.data) for name, spec in engines(recipe, out).items()}
     metric, figures = METRICS[context.facts.metric], {}
@@ -185,11 +185,11 @@ def table(figures: dict[str, dict[str, Any]], timed: dict[tuple[str, Shape], Tim
         engine, model = name.split()
         cells = []
         for shape in shapes:
-            own = timed[name, shape]
-            shares = [ratio(own, timed[other, shape]) for other in (f"{engine} {DENSE}", *peers)]
+            timing = timed[name, shape]
+            shares = [ratio(timing, timed[other, shape]) for other in (f"{engine} {DENSE}", *peers)]
             spreads = ["" if share.low is None else f" ({share.low:.2f} to {share.high:.2f})" for share in shares]
-            told = " | ".join(f"{share.value:.2f}x{spread}" for share, spread in zip(shares, spreads, strict=True))
-            cells.append(f"{own.median_ms:.2f} ({own.p90_ms:.2f}){' busy' if own.busy else ''} | {told}")
+            multiples = " | ".join(f"{share.value:.2f}x{spread}" for share, spread in zip(shares, spreads, strict=True))
+            cells.append(f"{timing.median_ms:.2f} ({timing.p90_ms:.2f}){' busy' if timing.busy else ''} | {multiples}")
         value, lost = figure["value"], figure["lost"]
         own = f"{value['value']:.4f} ({value['low']:.4f} to {value['high']:.4f})"
         change = "" if model == DENSE else f"{100 * lost['difference']:.2f} ({100 * lost['low']:.2f} to {100 * lost['high']:.2f})"

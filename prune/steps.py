@@ -175,12 +175,12 @@ class Steps:
             shares = tuple(self.tokens[layer] for layer in origin.layers)
         else:
             shares = shares_of(stage.tokens, structure.depth, stage.key, merged)
+        rows = next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features
         if merged:
-            rows = next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features
             first_stays = prove_merging(whole, rows, stage.key)
             self.context.progress.log(f"  tokens that are left behind each layer: {', '.join(f'{share:.0%}' for share in shares[:-1])}")
             return with_merged_tokens(whole, shares, stage.key, first_stays)
-        prove_tokens(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
+        prove_tokens(whole, rows, stage.key)
         label = f"{self.name}: significant tokens"
         batches = calibration_batches(whole, self.source, stage.rows, self.context, label)
         weights = significance(whole, batches, self.context.task, stage.key, self.context.seed)

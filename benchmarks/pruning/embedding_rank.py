@@ -1,4 +1,4 @@
-"""What a lower rank of the embeddings saves, and what it costs before any training.
+"""Size and accuracy of a model whose embeddings have a lower rank, before any training.
 
     python benchmarks/pruning/embedding_rank.py [--recipe RECIPE] [--set KEY=VALUE ...] [--ranks 64 96 128 192] [--out FOLDER]
 

@@ -75,27 +75,32 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
 
 def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:
     """Returns the share of the tokens that remain after each layer of the model of a Transformers config; empty where all of them do."""
-    return tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ()))
+    return tuple(_entries(config).get("tokens", ()))
 
 
 def merges(config: PreTrainedConfig) -> bool:
     """Whether tokens merge in the model of a Transformers config, instead of being dropped."""
-    return bool((getattr(config, SHAPE_KEY, None) or {}).get("merged", False))
+    return bool(_entries(config).get("merged", False))
 
 
 def first_stays(config: PreTrainedConfig) -> bool:
     """Whether the first token of the model of a Transformers config never merges."""
-    return bool((getattr(config, SHAPE_KEY, None) or {}).get("first_stays", False))
+    return bool(_entries(config).get("first_stays", False))
 
 
 def prefix_of(config: PreTrainedConfig) -> int:
     """Returns the number of learned keys and values of each attention of the model of a Transformers config; 0 for none."""
-    return int((getattr(config, SHAPE_KEY, None) or {}).get("prefix", 0))
+    return int(_entries(config).get("prefix", 0))
 
 
 def embedding_rank_of(config: PreTrainedConfig) -> int:
     """Returns the rank of the embeddings of tokens of the model of a Transformers config; 0 for a plain table."""
-    return int((getattr(config, SHAPE_KEY, None) or {}).get("embedding_rank", 0))
+    return int(_entries(config).get("embedding_rank", 0))
+
+
+def _entries(config: PreTrainedConfig) -> dict[str, Any]:
+    """Returns the own shape of the model of a Transformers config as config.json holds it; empty for a stock shape."""
+    return getattr(config, SHAPE_KEY, None) or {}
 
 
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from foundation.core.errors import InputError
 from foundation.models.architecture.shapes import on_meta, remade, with_sizes
 from foundation.models.architecture.structure import Structure
-from foundation.models.layers.low_rank_embedding import PROJECTION, TABLE, LowRankEmbedding, is_table, width_of_words, words_of
+from foundation.models.layers.low_rank_embedding import PROJECTION, TABLE, LowRankEmbedding, is_table, path_of, width_of_words, words_of
 from foundation.models.tied import shared_names, untie_noted
 from foundation.training.rows import Rows
 
@@ -98,7 +98,7 @@ def check_rank(model: nn.Module, rank: int, key: str) -> None:
         raise InputError(key, given, f"this {kind} has {what}; a plain table of tokens is needed", "leave it out")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(key, given, f"the two sides of this {kind} look up tokens; a model with one stack is needed", "leave it out")
-    name = next(name for name, module in model.named_modules() if module is words)
+    name = path_of(model, words)
     others = [other for group in shared_names(model) if f"{name}.weight" in group for other in sorted(group - {f"{name}.weight"})]
     if others:
         raise InputError(key, given, f"{others[0]} of this {kind} is tied to the table of tokens, and would keep it whole", "leave it out")
@@ -144,7 +144,7 @@ def in_low_rank(model: nn.Module, counts_V: Tensor, rank: int, key: str) -> tupl
     """
     check_rank(model, rank, key)
     words: Any = words_of(model)
-    name = next(name for name, module in model.named_modules() if module is words)
+    name = path_of(model, words)
     small = remade(model, _with_rank(model, model.config, Structure.of(model, key), rank, key))
     found = factors(words.whole() if isinstance(words, LowRankEmbedding) else words.weight, counts_V + 1, rank)
     weights = {other: value for other, value in model.state_dict().items() if not other.startswith(f"{name}.")}

@@ -112,11 +112,8 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
     blocks = list(blocks_of(model, key).values())
     with torch.no_grad():
         expected = forward(model, few)
-        handle = blocks[-1].register_forward_hook(_only_first)
-        try:
+        with _hooked(blocks[-1], _only_first):
             alone = forward(model, few)
-        finally:
-            handle.remove()
         if _distance(alone, expected) > TOLERANCE:
             raise InputError.of(
                 [about.because(f"the head of this {config.model_type} reads other tokens than the first one", "leave it out")]

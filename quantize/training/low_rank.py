@@ -12,7 +12,6 @@ while the gradient of W is computed.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from foundation.core.errors import InputError, Problem, nearest
-from foundation.training.few_parameters.lora import Lora
+from foundation.training.few_parameters.lora import Lora, matching_layers
 from foundation.training.processes.layer_share import LayerShare, local
 from foundation.training.state import seeded
 from quantize.training.linear import QatLinear
@@ -99,12 +97,4 @@ def add_low_rank(model: nn.Module, lora: Lora, seed: int, key: str) -> list[str]
 def _chosen(model: nn.Module, lora: Lora, key: str) -> dict[str, QatLinear]:
     """Returns the layers whose weights are changed, by module name."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
-    examples = f"layers are named like {', '.join(list(layers)[:3])}"
-    problems = [
-        Problem(f"{key}.lora.layers", f"{pattern!r} matches no quantized linear layer", f"{examples}{nearest(pattern, layers)}")
-        for pattern in lora.layers
-        if not fnmatch.filter(layers, pattern)
-    ]
-    if problems:
-        raise InputError.of(problems)
-    return {name: layer for name, layer in layers.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)}
+    return {name: layers[name] for name in matching_layers(list(layers), lora, key, "quantized linear layer")}

@@ -87,6 +87,12 @@ def words_of(model: nn.Module) -> nn.Module | None:
     return found
 
 
+def path_of(model: nn.Module, words: nn.Module) -> str:
+    """Returns the path of a module of a model."""
+    path: str = next(name for name, module in model.named_modules() if module is words)
+    return path
+
+
 def width_of_words(words: nn.Module) -> int:
     """Returns D of a table, or R of one in low rank: a lower rank has to be below it."""
     return words.table.embedding_dim if isinstance(words, LowRankEmbedding) else int(getattr(words, "embedding_dim", 0))
@@ -114,13 +120,12 @@ def put_low_rank(model: nn.Module, rank: int, key: str) -> LowRankEmbedding:
     words: Any = words_of(model)
     if not is_table(words):
         raise InputError(key, f"embeddings in low rank, which a {type(model).__name__} cannot have", remedy="write the checkpoint again")
-    name = next(name for name, module in model.named_modules() if module is words)
     old: Tensor = words.weight
     made = LowRankEmbedding(words.num_embeddings, rank, words.embedding_dim, words.padding_idx, old)
     if not old.is_meta:  # as small as what the model draws
         with torch.no_grad():
             made.table.weight.mul_(getattr(getattr(model, "config", None), "initializer_range", 0.02))
-    model.set_submodule(name, made)
+    model.set_submodule(path_of(model, words), made)
     return made
 
 

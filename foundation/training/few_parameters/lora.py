@@ -16,7 +16,7 @@ A step needs no gradient of W and no moments of the optimizer for it: with r = 1
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,10 +123,24 @@ def _chosen(model: nn.Module, lora: Lora, label: str) -> list[str]:
 
     if keeps_zeros(model):
         raise InputError(f"{label}.lora", "given for a model that keeps its zeros, which adapters would fill", remedy="leave lora out")
-    layers = list(block_linears(model))
+    return matching_layers(list(block_linears(model)), lora, label, "linear layer of a block")
+
+
+def matching_layers(layers: Sequence[str], lora: Lora, key: str, kind: str) -> list[str]:
+    """Returns the layers that get an adapter.
+
+    Args:
+        layers: Names of the layers that can have one.
+        lora: Its `layers` are patterns of names.
+        key: Key path of the stage, for messages.
+        kind: What the layers are called in messages, in the singular.
+
+    Raises:
+        InputError: A pattern matches none of them.
+    """
     examples = f"layers are named like {', '.join(layers[:3])}"
     problems = [
-        Problem(f"{label}.lora.layers", f"{pattern!r} matches no linear layer of a block", f"{examples}{nearest(pattern, layers)}")
+        Problem(f"{key}.lora.layers", f"{pattern!r} matches no {kind}", f"{examples}{nearest(pattern, layers)}")
         for pattern in lora.layers
         if not fnmatch.filter(layers, pattern)
     ]
