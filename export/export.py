@@ -316,7 +316,7 @@ def _check_model(config: PreTrainedConfig, context: Context) -> None:
 
     for engine in context.target.engines:
         if why := engine_module(engine).model_refusal(config):
-            raise InputError("target.engines", f"{engine} given", why, f"leave {engine} out, or train without a prefix")
+            raise InputError("target.engines", f"{engine} given", why, f"leave {engine} out")
 
 
 def _check_invariant(config: PreTrainedConfig, context: Context, key: str) -> None:

@@ -48,6 +48,7 @@ INTERPRET = "TRITON_INTERPRET"
 NO_GPU = "torch finds no NVIDIA GPU that it can use"
 NO_TRITON = "the package triton is not installed: pip install 'compress-transformers[kernels]'"
 PREFIX = "its kernels of attention read no learned prefix, and the model has one"
+LOW_RANK = "its kernels look up whole rows of embeddings, and the embeddings of the model are in low rank"
 OWNERS = {"packed": "our", "varlen": "torch's"}
 """Of the kernels of attention."""
 ATTENTION_PRODUCTS = ("qk", "pv")
@@ -65,9 +66,9 @@ def refusal(precision: str, model: Path) -> str | None:
 
 def model_refusal(config: PreTrainedConfig) -> str | None:
     """Returns in one line why the kernels cannot run the model of a Transformers config, as far as the config shows it."""
-    from foundation.models.own_shape import prefix_of
+    from foundation.models.own_shape import embedding_rank_of, prefix_of
 
-    return PREFIX if prefix_of(config) else None
+    return PREFIX if prefix_of(config) else LOW_RANK if embedding_rank_of(config) else None
 
 
 def absence(device: str) -> str | None:

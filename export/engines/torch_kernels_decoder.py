@@ -40,6 +40,8 @@ from foundation.standalone.decoding_rules import Rules
 from foundation.standalone.language_text import LanguageText
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from export.fused.linears import Linear
     from export.parity.own_rounding import Rounding
     from foundation.artifacts import exported
@@ -62,6 +64,13 @@ def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why the kernels cannot run a graph of this precision; None where they can."""
     scheme = of_precision(precision)
     return None if scheme is not None and runs(scheme) else f"it runs {schemes_with(runs)}, and this build is {precision}"
+
+
+def model_refusal(config: PreTrainedConfig) -> str | None:
+    """Returns in one line why the kernels cannot run the model of a Transformers config, as far as the config shows it."""
+    from foundation.models.own_shape import embedding_rank_of
+
+    return torch_kernels.LOW_RANK if embedding_rank_of(config) else None
 
 
 def rounding(scheme: SchemeFacts) -> Rounding | None:

@@ -15,6 +15,7 @@ import torch
 
 from compress.pipeline import run
 from export.engines.onnxruntime_decoder import MODEL, OnnxRuntimeDecoder
+from export.engines.registry import engine_module
 from export.fused.decoder.parts import decoder_plan
 from export.fused.parts import plan_of
 from export.generation.decoder_parts import parts_of
@@ -144,6 +145,12 @@ def test_the_fused_kernels_refuse_them(llama: Path, tmp_path: Path) -> None:
         save_quantization(folder, {name: chosen("w8a8", weight.detach())}, {})
         with raises_problem("model", "embeddings are in low rank"):
             plan(Checkpoint(folder))
+
+
+@pytest.mark.parametrize(("engine", "refuses"), [("torch_kernels", True), ("torch_kernels_decoder", True), ("openvino", False)])
+def test_the_config_says_so_before_the_first_stage(engine: str, refuses: bool, tmp_path: Path) -> None:
+    config = Checkpoint(low(sentiment.checkpoint(), tmp_path / "bert", 8)).config
+    assert ("low rank" in (engine_module(engine).model_refusal(config) or "")) == refuses
 
 
 STAGES: list[dict[str, Any]] = [
