@@ -73,8 +73,7 @@ class Spread:
         num_experts = int(module.num_experts)
         if self.idle and module.training:
             choices.keep(torch.zeros_like(choices.experts_S, dtype=torch.bool))
-        counts_E = torch.bincount(choices.experts_S, minlength=num_experts)
-        counts_PE = of_all_processes(counts_E, self.processes, self.group)
+        counts_PE = self._gathered(torch.bincount(choices.experts_S, minlength=num_experts))
         first = self.rank * (num_experts // self.processes)
         own_PE = counts_PE[:, first : first + num_experts // self.processes]
         sent, received = counts_PE[self.rank].view(self.processes, -1).sum(dim=1), own_PE.sum(dim=1)
@@ -92,6 +91,10 @@ class Spread:
         dispatched_MD = _Exchange.apply(states_ND[choices.tokens_S], sent, received, self)  # type: ignore[no-untyped-call]
         answers_SD: Tensor = _Exchange.apply(answer(dispatched_MD, numbers_M), received, sent, self)  # type: ignore[no-untyped-call]
         return answers_SD
+
+    def _gathered(self, counts_E: Tensor) -> Tensor:
+        """Returns the counts of all processes, `[P, E]`."""
+        return of_all_processes(counts_E, self.processes, self.group)
 
     def _exchange(self, rows: Tensor, sent: Tensor, received: Tensor) -> Tensor:
         """Sends rows `[S, ...]`, the first ones to the first process, and returns those from all processes; without a gradient."""
