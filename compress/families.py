@@ -9,7 +9,8 @@
 
 Each member starts from the weights of the next larger one, so the family costs one gradual training (Kurtic et al. 2023,
 https://arxiv.org/abs/2302.04089, section 3.3): its passes are divided among the members. All speed-ups refer to the model that the family
-starts from. After the expansion these are stages like any others, so caching, resuming, variants and the report need no rules of their own.
+starts from, or to the one that `over` names. After the expansion these are stages like any others, so caching, resuming, variants and the
+report need no rules of their own.
 
 As in the paper (section 3.3), members learn from the logits and from the hidden states of each token in each layer of the teacher, unless
 the recipe names other losses, or layers leave: states would then have no counterpart.
@@ -101,12 +102,12 @@ def _members(own: str, source: str, whole: Any, body: Mapping[str, Any]) -> tupl
         losses = {"hidden_weight": TOKEN_WEIGHT} if by_layer else {}
         shared["recover"] = {**losses, **given, "epochs": whole.recover.epochs / len(pruned)}
     made = {_suffix(speedup): f"{own}-{_suffix(speedup)}" if speedup > 1 else source for speedup in whole.family}
-    members, parent, so_far = list[object](), source, 1.0
+    members, parent = list[object](), source
     for number, speedup in enumerate(pruned, 1):
-        place = {"of": source, "so_far": so_far, "number": number, "count": len(pruned)}
+        place = {"over": whole.over or source, "member": {"number": number, "count": len(pruned)}}
         identity = made[_suffix(speedup)]
-        members.append({whole.NAME: {**shared, "id": identity, "input": parent, "speedup": speedup, "member": place}})
-        parent, so_far = identity, speedup
+        members.append({whole.NAME: {**shared, "id": identity, "input": parent, "speedup": speedup, **place}})
+        parent = identity
     return members, made
 
 
@@ -126,9 +127,9 @@ def _suffix(speedup: float) -> str:
     return f"{speedup:g}x".replace(".", "_")
 
 
-def check_member(stage: Stage, known: Sequence[str]) -> list[Problem]:
-    """Returns the problems of a stage as the member of a family: it is a family of the members of another, or no stage makes the model that
-    its speed-up refers to.
+def check_speedup(stage: Stage, known: Sequence[str]) -> list[Problem]:
+    """Returns the problems of the speed-up of a stage: it is a family of the members of another, or no stage makes the model that the
+    speed-up refers to.
 
     Args:
         stage: A stage of a recipe whose families are expanded.
@@ -137,7 +138,7 @@ def check_member(stage: Stage, known: Sequence[str]) -> list[Problem]:
     if getattr(stage, "family", None) is not None:
         given, why = "given for the members of another family", "each of them would be a family"
         return [Problem(f"stages.{stage.id}.family", given, why, "give both lists as one, or another `input:`")]
-    member = getattr(stage, "member", None)
-    if member is None or member.of in known:
+    over = getattr(stage, "over", None)
+    if over is None or over in known:
         return []
-    return [Problem(f"stages.{stage.id}.member.of", f"{member.of!r} given", f"{', '.join(known)} is allowed{nearest(member.of, known)}")]
+    return [Problem(f"stages.{stage.id}.over", f"{over!r} given", f"{', '.join(known)} is allowed{nearest(over, known)}")]

@@ -103,10 +103,11 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
             name = next(iter(variants)) if named == "baseline" else named
             config, size = variants[name].config, sizes[name]
         before, layers = size.macs, sum(depths_of(config) or (UNKNOWN_DEPTH,))
-        after = step.config_after(config)
+        placed = step.among({name: variant.config for name, variant in variants.items()}, config)
+        after = placed.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
-        work = step.work(Passes(before, size.macs, layers), context.data)
+        work = placed.work(Passes(before, size.macs, layers), context.data)
         lineage: tuple[Stage, ...] = ()
         if is_variant(step, steps):
             lineage = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))

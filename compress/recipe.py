@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from compress.families import check_member, expand
+from compress.families import check_speedup, expand
 from compress.problems import explain
 from compress.recipe_file import apply, read_file
 from compress.search_settings import Search
@@ -423,7 +423,7 @@ def _check_input(stage: Stage, producers: Mapping[str, Sequence[Stage]], ids: se
     if named is not None and named not in allowed:
         choices = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
         problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", choices))
-    problems += check_member(stage, allowed)
+    problems += check_speedup(stage, allowed)
     quantized = [other.id for other in producers.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
         given, remedy = f"its input is already quantized by {quantized[0]}", "give another `input:`, or leave this stage out"

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from foundation.core.config import Config
-from foundation.core.step_names import BASELINE
 from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.settings import Epochs, LearningRate, Passes, TrainingSettings
 
@@ -20,10 +19,6 @@ Groups = Literal["rows", "columns", "both"]
 class Member(Config):
     """Place of a stage in a family of models, which share one schedule: `prune: {family: [...]}` expands to stages that have it."""
 
-    of: Annotated[str, Field(min_length=1)] = BASELINE
-    """The model that `speedup` refers to: baseline or the id of an earlier stage."""
-    so_far: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """Speed-up that the incoming model already has over it; only `compress plan` reads it, as it measures nothing."""
     number: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of this member, from 1: its training starts where the training of the previous one ended in the train split."""
     count: Annotated[int, Field(ge=1, le=100)] = 1

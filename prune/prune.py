@@ -17,9 +17,12 @@ model is measured again (`latency_budget`). Not supported: single weights; the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+from pydantic import PrivateAttr
 
 from foundation.artifacts.artifact import Artifact, writing
 from foundation.core.errors import InputError
@@ -55,6 +58,9 @@ class Prune(PruneSettings):
 
     VERSION: ClassVar[int] = 7
 
+    _so_far: float = PrivateAttr(default=1.0)
+    """How many times the multiply-accumulates of the incoming model that of `over` has, as planned (`among`)."""
+
     def team(self, processes: Team) -> Team:
         """The first process prunes; all of them learn masks and fine-tune."""
         from prune.methods import is_learned
@@ -67,8 +73,34 @@ class Prune(PruneSettings):
 
         if self.measure != "latency":
             return None
-        reference = [] if self.member is None else [context.checkpoint(self.member.of).digest]
+        reference = [] if self.over is None else [context.checkpoint(self.over).digest]
         return [*depends_on(context), *reference]
+
+    def among(self, models: Mapping[str, PreTrainedConfig], config: PreTrainedConfig) -> Self:
+        """Takes the part of the speed-up that the incoming model already has from the multiply-accumulates of both models.
+
+        Raises:
+            InputError: They have no blocks in common, whose latency could be measured once for both.
+        """
+        if self.over is None:
+            return self
+        reference, reference_kind = self._planned_cost(models[self.over])
+        own, kind = self._planned_cost(config)
+        if reference_kind != kind:
+            given = f"{self.over} given, a {reference_kind}, and the incoming model is a {kind}"
+            raise InputError(f"{self.key}.over", given, "blocks of one kind are timed for both", "leave it out, and give another speed-up")
+        placed = self.model_copy()
+        placed._so_far = reference / own
+        return placed
+
+    def _planned_cost(self, config: PreTrainedConfig) -> tuple[float, str]:
+        """Returns the cost of the blocks of a model, and in words what blocks it has."""
+        from foundation.models.architecture.shapes import on_meta
+        from foundation.models.architecture.structure import Structure
+
+        model = on_meta(config)
+        structure = Structure.of(model, self.key)
+        return self.cost(model, structure, None).total(), f"{config.model_type} with {structure.sizes.hidden} channels"
 
     def work(self, passes: Passes, data: Data) -> float:
         """Forward and backward passes over calibration rows, passes for skipped and scanned layers, and the training of what is left."""
@@ -224,10 +256,8 @@ class Prune(PruneSettings):
 
     @property
     def _planned_share(self) -> float:
-        """Share of the incoming cost that is expected to remain; a member of a family has a part of its speed-up already."""
-        if self.speedup is None:
-            return self.shares[-1]
-        return min(1.0, (self.member.so_far if self.member else 1.0) / self.speedup)
+        """Share of the incoming cost that is expected to remain; the incoming model may have a part of the speed-up already."""
+        return self.shares[-1] if self.speedup is None else min(1.0, self._so_far / self.speedup)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the pruned checkpoint.
@@ -336,8 +366,8 @@ class Prune(PruneSettings):
             return None
         shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
         incoming = reference = Shaped(model.config, structure.sizes)
-        if self.member is not None:
-            model = on_meta(Checkpoint(context.checkpoint(self.member.of).path).config)
+        if self.over is not None:
+            model = on_meta(Checkpoint(context.checkpoint(self.over).path).config)
             reference = Shaped(model.config, Structure.of(model, self.key).sizes)
         timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
         return LatencyBudget.of(timing, reference, incoming, self.multiple_of, self.latency_ms, self.speedup, self.key)

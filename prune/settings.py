@@ -34,7 +34,16 @@ class PruneSettings(ModelStage):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
-    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens", "family", "member", "token_reduction", "embedding_rank")
+    LATER: ClassVar[tuple[str, ...]] = (
+        "layer_score",
+        "divisible_by",
+        "tokens",
+        "family",
+        "over",
+        "member",
+        "token_reduction",
+        "embedding_rank",
+    )
 
     method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
@@ -53,8 +62,11 @@ class PruneSettings(ModelStage):
     """Speed-ups of a family of models, such as [2, 3, 5], instead of sparsity; implies measure: latency. In the recipe, one stage for each
     takes the place of this one, with the ids prune-2x, prune-3x, ...; each starts from the one before it, and the passes of `recover` are
     divided among them. Stages that follow are repeated for each member. 1 stands for the incoming model, which is not pruned."""
+    over: Annotated[str, Field(min_length=1)] | None = None
+    """The model that `speedup` or `family` refers to: baseline or the id of an earlier stage; by default the incoming model. With `distill`
+    before this stage, `over: baseline` counts what the student is faster, too."""
     member: Member | None = None
-    """Place of this stage in a family: what `speedup` refers to, and its part of the training. `family` sets it."""
+    """Place of this stage in a family, whose members share one training. `family` sets it."""
     measure: Measure = "macs"
     """Cost of the blocks. macs: multiply-accumulates of their linear layers; parameters: their weights; latency: measured milliseconds on
     the first engine of the target."""
@@ -179,8 +191,9 @@ class PruneSettings(ModelStage):
 
     def _check_family(self) -> None:
         """Raises if the members of a family cannot be told apart, or a member has no target."""
-        if self.member is not None and self.speedup is None:
-            raise ValueError("member: given without speedup, which it says more about: give speedup, or leave it out")
+        for name in ("member", "over"):
+            if getattr(self, name) is not None and self.speedup is None and self.family is None:
+                raise ValueError(f"{name}: given without speedup, which it says more about: give speedup, or leave it out")
         if self.family is None:
             return
         if self.embedding_rank is not None:

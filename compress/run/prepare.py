@@ -181,6 +181,7 @@ def checked_with(
         config = {BASELINE: baseline, **configs}[named] if (named := input_named(stage)) else config
         known = {BASELINE: baseline, INPUT: config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
+        stage = stage.among(known, config)
         yield stage, config, teachers[0] if teachers else None
         config = configs[str(stage.id)] = with_class(stage.config_after(config), context.task)
 

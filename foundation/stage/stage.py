@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -71,6 +71,15 @@ class Stage(Config):
     def depends(self, context: Context) -> object:
         """Returns what the output depends on besides config, parent, data, seed, task and target: JSON types, part of the cache key."""
         return None
+
+    def among(self, models: Mapping[str, PreTrainedConfig], config: PreTrainedConfig) -> Self:
+        """Returns the stage with what `check`, `config_after` and `work` have to know of other models than its input, before anything runs.
+
+        Args:
+            models: Transformers configs of the models before it, by id.
+            config: Transformers config of the input model.
+        """
+        return self
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks everything that can be checked before the first stage runs; reads no weights.

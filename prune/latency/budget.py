@@ -50,7 +50,7 @@ class LatencyBudget:
     timing: Timing
     table: LatencyTable
     reference_config: PreTrainedConfig
-    """Transformers config of the model that a speedup refers to: the incoming model, or the first one of a family."""
+    """Transformers config of the model that a speedup refers to."""
     reference_ms: float
     """Measured latency of that model."""
     incoming_ms: float
@@ -66,18 +66,18 @@ class LatencyBudget:
     def of(
         cls, timing: Timing, reference: Shaped, incoming: Shaped, step: int, target: LatencyTarget | None, speedup: float | None, key: str
     ) -> LatencyBudget:
-        """Measures the incoming model, and the latency table of the blocks of the reference.
+        """Measures the incoming model, and the latency table of the blocks of both.
 
         Args:
             timing: Measures models of the reference's architecture on the engine.
-            reference: The model that a speedup refers to; it has at least the sizes of the incoming model, which it may be.
+            reference: The model that a speedup refers to, which may be the incoming model.
             incoming: The incoming model.
             step: FFN neurons are kept in multiples of this.
             target: Latency that the pruned model may take at most.
             speedup: Smallest ratio of the latency of the reference to the pruned latency.
             key: Key path of the stage, for messages.
         """
-        table, figures = timing.table(reference.sizes, step, key)
+        table, figures = timing.table([reference.sizes, incoming.sizes], step, key)
         itself = reference is incoming
         reference_ms, incoming_ms = timing.of([incoming.config]) * 2 if itself else timing.of([reference.config, incoming.config])
         predicted = table.predict(incoming.sizes)

@@ -90,11 +90,11 @@ class Timing:
         write_json(known, measured)
         return measured
 
-    def table(self, sizes: Sizes, step: int, key: str) -> tuple[LatencyTable, dict[str, object]]:
-        """Returns the latency table of a model and its figures, from the cache if it was measured on this machine before.
+    def table(self, models: Sequence[Sizes], step: int, key: str) -> tuple[LatencyTable, dict[str, object]]:
+        """Returns the latency table of models of one architecture and its figures, from the cache if this machine measured it before.
 
         Args:
-            sizes: Sizes of the model.
+            models: Sizes of the models; blocks are timed like those of the first.
             step: FFN neurons are kept in multiples of this.
             key: Key path of the stage, for messages.
 
@@ -103,7 +103,9 @@ class Timing:
         """
         from prune.latency.table import LatencyTable, grid, points
 
-        heads, ffn = grid(max(sizes.key_value_heads), 1), grid(max(sizes.ffn), step)
+        sizes = models[0]
+        heads = grid(max(count for model in models for count in model.key_value_heads), 1)
+        ffn = grid(max(count for model in models for count in model.ffn), step)
         wanted = points(heads, ffn)
         largest = self._config(sizes, *wanted[0], key)  # it and the points determine all others, which take a second to compute
         file = table_folder() / f"{digest([self._key([largest]), wanted])[:32]}.json"

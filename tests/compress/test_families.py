@@ -39,10 +39,7 @@ def test_a_family_is_a_chain_of_members_and_each_has_its_own_int8() -> None:
     first, second = stages[:2]
     assert (first.speedup, second.speedup, first.measure, first.family) == (2, 3.5, "latency", None)
     assert (first.recover.epochs, second.recover.epochs, first.recover.batch_size) == (1.5, 1.5, 8)
-    assert [stage.member.model_dump() for stage in (first, second)] == [
-        {"of": "baseline", "so_far": 1, "number": 1, "count": 2},
-        {"of": "baseline", "so_far": 2, "number": 2, "count": 2},
-    ]
+    assert [(stage.over, stage.member.number, stage.member.count) for stage in (first, second)] == [("baseline", 1, 2), ("baseline", 2, 2)]
 
 
 @given(
@@ -69,7 +66,7 @@ def test_every_member_goes_through_all_that_follows(speedups: list[float], after
         assert [stage.id for stage in chains[end]] == chain
     reference = f"before{len(before) - 1}" if before else "baseline"
     pruned = [stage for stage in found.stages if stage.NAME == "prune"]
-    assert {stage.member.of for stage in pruned} == {reference}
+    assert {stage.over for stage in pruned} == {reference}
     assert sum(stage.recover.epochs for stage in pruned) == pytest.approx(1)
     assert sorted(stage.speedup for stage in pruned) == [speedup for speedup in speedups if speedup > 1]
 
@@ -137,9 +134,10 @@ def test_a_family_without_training() -> None:
         ({"family": [2], "sparsity": 0.3}, ["family", "sparsity"]),
         ({"family": [2], "speedup": 3}, ["family", "speedup"]),
         ({"family": [2], "measure": "macs"}, ["measure: macs", "latency"]),
-        ({"member": {"of": "baseline"}}, ["member", "speedup"]),
+        ({"member": {"number": 1}}, ["member", "speedup"]),
         ({"speedup": 2, "measure": "latency", "member": {"number": 3, "count": 2}}, ["1 to 2"]),
-        ({"speedup": 2, "measure": "latency", "member": {"of": "nothing"}}, ["nothing", "baseline"]),
+        ({"over": "baseline"}, ["over", "speedup"]),
+        ({"speedup": 2, "measure": "latency", "over": "nothing"}, ["nothing", "baseline"]),
     ],
     ids=str,
 )

@@ -212,7 +212,7 @@ class LatencyTable(Document):
     asked_ms: Number | None = None
     """The latency that was aimed at."""
     reference_ms: Number | None = None
-    """For a member of a family: latency of the model that the speed-up refers to."""
+    """With `over`: latency of the model that the speed-up refers to."""
     before: Timed | None = None
     """The unpruned model."""
     rounds: tuple[Timed, ...] = ()

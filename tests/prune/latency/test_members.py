@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from foundation.artifacts.artifact import Artifact
+from foundation.models.architecture.blocks import with_layers
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from prune.choices import Member
@@ -33,15 +34,15 @@ def artifact(folder: Path, name: str) -> Artifact:
 def test_each_member_is_as_fast_as_asked_and_one_table_serves_all(
     caches: float, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    engine, folder, so_far = Engine(caches), checkpoint("bert"), 1.0
+    engine, folder = Engine(caches), checkpoint("bert")
     checkpoints = {"first": artifact(folder, "first")}
     for number, speedup in enumerate((1.3, 1.5, 1.7), 1):
-        member = Member(of="first", so_far=so_far, number=number, count=3)
-        stage = Prune(**QUICK, speedup=speedup, member=member, id=f"prune-{number}")
+        stage = Prune(**QUICK, speedup=speedup, over="first", member=Member(number=number, count=3), id=f"prune-{number}")
         context = replace(make_context(), measure_latency=engine, checkpoints=checkpoints, scratch=tmp_path / f"scratch{number}")
         parent, out = list(checkpoints.values())[-1], tmp_path / f"out{number}"
         out.mkdir()
-        stage.check(Checkpoint(parent.path).config, None, context)
+        config = Checkpoint(parent.path).config
+        stage.among({"first": Checkpoint(folder).config}, config).check(config, None, context)
         figures = stage.run(parent, context, out)
         made = engine.time(blocks_in(out))
         assert 0.9 * WHOLE / speedup <= made <= WHOLE / speedup
@@ -50,14 +51,35 @@ def test_each_member_is_as_fast_as_asked_and_one_table_serves_all(
         assert figures["latency"]["asked_ms"] == pytest.approx(WHOLE / speedup)
         assert figures["latency"]["before"]["measured_ms"] == pytest.approx(engine.time(blocks_in(parent.path)))
         assert [ours <= theirs for ours, theirs in zip(blocks_in(out), blocks_in(parent.path), strict=True)]
-        checkpoints[str(stage.id)], so_far = artifact(out, str(stage.id)), speedup
+        checkpoints[str(stage.id)] = artifact(out, str(stage.id))
     assert [number for number, *_ in engine.asked].count(12) == 1  # the table
+
+
+def test_a_student_is_cut_to_a_multiple_of_the_speed_of_its_teacher(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    """One block of three: two of its own times faster, and the blocks of both are timed once. A neuron more than the teacher has is in the
+    table too."""
+    engine, whole = Engine(), checkpoint("bert")
+    sizes = {"num_hidden_layers": 1, "intermediate_size": 2 * Checkpoint(whole).config.intermediate_size}
+    student = checkpoint("bert", **sizes)
+    start, own = engine.time(blocks_in(whole)), engine.time(blocks_in(student))
+    stage = Prune(**QUICK, speedup=2 * start / own, over="baseline")
+    context = replace(make_context(), measure_latency=engine, checkpoints={"baseline": artifact(whole, "baseline")}, scratch=tmp_path / "s")
+    out = tmp_path / "out"
+    out.mkdir()
+    figures = stage.run(artifact(student, "student"), context, out)
+    made = engine.time(blocks_in(out))
+    assert 0.45 * own <= made <= 0.5 * own
+    assert figures["latency"]["reference_ms"] == pytest.approx(start)
+    assert figures["latency"]["ffn"]["counts"][-1] == sizes["intermediate_size"]
+    assert figures["latency"]["before"]["predicted_ms"] == pytest.approx(own)
 
 
 def test_a_member_depends_on_the_model_that_its_speedup_refers_to(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context]
 ) -> None:
-    stage = Prune(**QUICK, speedup=2.0, member=Member(of="first"))
+    stage = Prune(**QUICK, speedup=2.0, over="first")
     keys = [
         stage.depends(replace(make_context(), checkpoints={"first": artifact(checkpoint("bert"), name)})) for name in ("one", "another")
     ]
@@ -101,8 +123,16 @@ def test_a_family_is_for_recipes(checkpoint: Callable[..., Path], make_context: 
 
 
 def test_a_plan_counts_the_speedup_that_the_incoming_model_has(make_model: Callable[..., Any]) -> None:
-    config = make_model("bert").config
-    alone = Prune(**QUICK, speedup=1.5).config_after(config)
-    member = Prune(**QUICK, speedup=3.0, member=Member(so_far=2.0)).config_after(config)
-    assert alone.to_dict() == member.to_dict()
-    assert Prune(**QUICK, speedup=3.0).config_after(config).to_dict() != member.to_dict()
+    config = make_model("bert", num_hidden_layers=4).config
+    half = with_layers(config, [0, 1])
+    alone = Prune(**QUICK, speedup=1.5).config_after(half)
+    further = Prune(**QUICK, speedup=3.0, over="whole").among({"whole": config}, half)
+    assert alone.to_dict() == further.config_after(half).to_dict()
+    assert Prune(**QUICK, speedup=3.0).config_after(half).to_dict() != alone.to_dict()
+    assert further.model_dump() == Prune(**QUICK, speedup=3.0, over="whole").model_dump()  # what the cache key is made of
+
+
+def test_a_speedup_over_a_model_with_other_blocks_is_refused(make_model: Callable[..., Any]) -> None:
+    narrow, wide = (make_model("bert", hidden_size=width, intermediate_size=64).config for width in (32, 64))
+    with raises_problem("stages.prune.over", "64 channels", "32 channels"):
+        Prune(**QUICK, speedup=3.0, over="whole").among({"whole": wide}, narrow)
