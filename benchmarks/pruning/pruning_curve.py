@@ -1,8 +1,8 @@
 """What pruning buys and costs: accuracy against the measured latency of the int8 engine, for several sparsities and methods.
 
-    python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA [--methods activation taylor magnitude]
+    python benchmarks/pruning/pruning_curve.py --set model.path=MODEL --set data.path=DATA [--methods activation taylor magnitude]
         [--sparsities 0.2 0.3 0.4 0.5 0.6 0.7] [--epochs 1]
-    python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA --latency 4.0 6.0 [--at 8x128]
+    python benchmarks/pruning/pruning_curve.py --set model.path=MODEL --set data.path=DATA --latency 4.0 6.0 [--at 8x128]
 
 Settings are those of `compress run`, on top of recipes/sst2-minilm.yaml (`--recipe` for another one, whose stage `finetune` is kept). Each
 method is one run with a branch for each sparsity: prune with `--epochs` of recovery (0: none), quantize. The model that is not pruned is
@@ -33,7 +33,7 @@ from foundation.core.progress import ConsoleProgress
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import Shape, measure
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 5
 WHOLE = "whole"
 

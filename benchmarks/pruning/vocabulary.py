@@ -1,6 +1,6 @@
 """What cutting the vocabulary to the data of a task saves and changes.
 
-    python benchmarks/vocabulary.py [--recipe NAME] [--set KEY=VALUE ...] [--rows 5000] [--out FOLDER]
+    python benchmarks/pruning/vocabulary.py [--recipe NAME] [--set KEY=VALUE ...] [--rows 5000] [--out FOLDER]
 
 Runs recipes/NAME.yaml (sst2-minilm where absent) with one stage that takes nothing but tokens away. Then asks both models in fp32 a sample
 of the train rows, all of whose tokens are kept, and the whole evaluation split, some rows of which are split into smaller pieces. Prints
@@ -32,7 +32,7 @@ from foundation.models.config import label_names
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STAGES = "stages=[{prune: {granularity: [vocabulary]}}]"
 VARIANTS = ("baseline", "prune")
 BATCH = 64

@@ -1,6 +1,6 @@
 """Which tokens may leave a classifier: accuracy without training by how they are chosen, for some shares that stay behind each layer.
 
-    python benchmarks/token_scores.py --model FOLDER --data SST2 [--rows 1500]
+    python benchmarks/pruning/token_scores.py --model FOLDER --data SST2 [--rows 1500]
 
 FOLDER is a BERT-like classifier of SST-2, SST2 holds train.tsv.gz and dev.tsv. Every sentence of dev.tsv goes through the model on its own,
 without padding; behind each layer ceil(share n) of its n tokens stay, the first one always. Scores:
