@@ -62,16 +62,15 @@ class Sampling:
         """
         import torch
 
+        from foundation.models.forward import modes_kept
+
         if np.random.default_rng([self.seed, batch.step]).random() >= self.settings.share:
             return None
-        training = model.training
         devices = [batch.labels.device] if batch.labels.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), quiet():
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), quiet(), modes_kept(model):
             torch.manual_seed(int(np.random.default_rng([self.seed, batch.step, int(batch.indices[0])]).integers(2**31)))
             model.eval()
-            found = self._pairs(model, batch) if "decoder_input_ids" in batch.features else self._blocks(model, batch)
-            model.train(training)
-        return found
+            return self._pairs(model, batch) if "decoder_input_ids" in batch.features else self._blocks(model, batch)
 
     def _blocks(self, model: PreTrainedModel, batch: Batch) -> Batch:
         """Returns blocks whose first part is given and whose rest the student wrote."""

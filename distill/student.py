@@ -51,7 +51,7 @@ from foundation.models.architecture.shapes import auto_class, remade
 from foundation.models.checkpoint import load
 from foundation.models.config import OWN_KEYS, ModelConfig, check_task, own_names
 from foundation.models.folder import Checkpoint
-from foundation.models.forward import device_of
+from foundation.models.forward import device_of, modes_kept
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.importing import import_model
 from foundation.models.layers.conv1d import with_linears
@@ -205,12 +205,12 @@ def _check_same_outputs(model: PreTrainedModel, student: nn.Module, layers: Sequ
         calls[block] = (inputs, options, states_of(output))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
-    kind, training, config = model.config.model_type, model.training, model.config
+    kind, config = model.config.model_type, model.config
     inputs = {name: value.to(device_of(model)) for name, value in probe(model, torch.Generator().manual_seed(0)).items()}
     try:  # the blocks alone: a task's head may want other inputs
-        model.eval().base_model(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
+        with modes_kept(model):
+            model.eval().base_model(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     if any(blocks[layer] not in calls for layer in layers):

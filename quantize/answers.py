@@ -31,7 +31,7 @@ from torch import nn
 
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
-from foundation.models.forward import device_of
+from foundation.models.forward import device_of, modes_kept
 from foundation.models.generation import answer_tokens, generate
 from foundation.models.inputs.language import language_text
 from foundation.models.inputs.questions import encoded_questions, read_questions
@@ -121,10 +121,10 @@ def written_rows(
         seed: Seed of the samples.
         advance: Called with the number of tokens that were added.
     """
-    training, device = model.training, device_of(model)
+    device = device_of(model)
     parts, have = list[Tokens](), 0
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), quiet():
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), quiet(), modes_kept(model):
         torch.manual_seed(seed)
         model.eval()
         for batch in _turns(prompts):
@@ -134,7 +134,6 @@ def written_rows(
                 have += len(text)
             if have >= rows * length:
                 break
-        model.train(training)
     whole = np.concatenate(parts)[: rows * length]
     return list(whole.reshape(rows, length))
 

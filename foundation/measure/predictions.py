@@ -16,7 +16,7 @@ from foundation.labels.tasks import TASKS, Task
 from foundation.machine.process import freed_memory_returned
 from foundation.measure.answers import compressed, gathered
 from foundation.models.folder import Checkpoint
-from foundation.models.forward import forward
+from foundation.models.forward import forward, modes_kept
 from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
 from foundation.schemes.sites import load_sites
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -51,10 +51,9 @@ def logits_of(
 def _of_batches(
     model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
-    was_training = model.training
-    model.eval()
     seen: set[int] = set()
-    with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+    with modes_kept(model), progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+        model.eval()
         for indices, features in preprocessor.batches(rows, batch_size):
             with torch.no_grad():
                 logits = forward(model, {name: torch.from_numpy(value) for name, value in features.items()}).cpu().numpy()
@@ -62,7 +61,6 @@ def _of_batches(
             if advance is not None:
                 advance(len(indices) if not preprocessor.aggregate else len(set(indices) - seen))
                 seen |= set(indices)
-    model.train(was_training)
 
 
 def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int) -> Array:

@@ -41,6 +41,17 @@ def freeze(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Behind the block every module is in the mode, training or evaluation, that it was in before: a model may have some in either."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Returns the device that a model computes on: where its first parameter is, or the device that its shards are gathered on."""
     first: Any = next(model.parameters())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foundation.core.progress import Progress
 from foundation.machine.bfloat16 import bfloat16_pays
+from foundation.models.forward import modes_kept
 from foundation.models.library import one_line
 
 MOST_APART = 0.5
@@ -51,20 +52,17 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
     """
     if dtype == torch.float32:
         return dtype
-    training = {module: module.training for module in model.modules()}
     try:
-        for module in model.modules():  # as in training, but without dropout and running means
-            module.training = isinstance(module, nn.Linear)
-        expected = _values(model(**features))
-        with torch.autocast(next(model.parameters()).device.type, dtype):
-            apart = (_values(model(**features)) - expected).norm() / expected.norm().clamp(min=1e-12)
+        with modes_kept(model):
+            for module in model.modules():  # as in training, but without dropout and running means
+                module.training = isinstance(module, nn.Linear)
+            expected = _values(model(**features))
+            with torch.autocast(next(model.parameters()).device.type, dtype):
+                apart = (_values(model(**features)) - expected).norm() / expected.norm().clamp(min=1e-12)
     except RuntimeError as error:
         kind = getattr(getattr(model, "config", None), "model_type", "model")
         progress.warn(f"{label}: this {kind} does not run in bfloat16 ({one_line(error)}); it trains in float32")
         return torch.float32
-    finally:
-        for module, was in training.items():
-            module.training = was
     if apart > MOST_APART:
         kind = getattr(getattr(model, "config", None), "model_type", "model")
         progress.warn(f"{label}: this {kind} computes something else in bfloat16 here ({apart:.0%} of its outputs); it trains in float32")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.labels.tasks import Task
-from foundation.models.forward import device_of, forward
+from foundation.models.forward import device_of, forward, modes_kept
 from foundation.training.distillation.distilled import TEMPERATURE
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch
@@ -59,29 +59,27 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
 
     generator, losses = torch.Generator(device).manual_seed(seed), losses_of(task)
     handles = [layer.register_forward_hook(keeping(name)) for name, layer in layers.items()]
-    training = {module: module.training for module in model.modules()}
-    try:
+    with modes_kept(model):
         model.eval()
-        for batch in batches:
+        try:
+            for batch in batches:
+                calls.clear()
+                with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                    logits = forward(model, batch.features)
+                drawn = losses.drawn_gradient(logits.detach(), batch.labels, TEMPERATURE, generator)
+                made = tuple(calls)  # backward may run blocks again (`foundation.training.recompute`), which calls the hooks again
+                gradients = torch.autograd.grad(logits, [output for *_, output in made], drawn, allow_unused=True)
+                for (name, x, output), gradient in zip(made, gradients, strict=True):
+                    dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)
+                    counts_N = (dy_NO != 0).any(dim=1)
+                    outputs[name] += dy_NO.double().square().sum(dim=0)
+                    inputs[name] += x.flatten(0, -2)[counts_N].double().square().sum(dim=0)
+                    positions[name] += int(counts_N.sum())
+                rows += len(batch.indices)
+        finally:
             calls.clear()
-            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-                logits = forward(model, batch.features)
-            drawn = losses.drawn_gradient(logits.detach(), batch.labels, TEMPERATURE, generator)
-            made = tuple(calls)  # backward may run blocks again (`foundation.training.recompute`), which calls the hooks again
-            gradients = torch.autograd.grad(logits, [output for *_, output in made], drawn, allow_unused=True)
-            for (name, x, output), gradient in zip(made, gradients, strict=True):
-                dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)
-                counts_N = (dy_NO != 0).any(dim=1)
-                outputs[name] += dy_NO.double().square().sum(dim=0)
-                inputs[name] += x.flatten(0, -2)[counts_N].double().square().sum(dim=0)
-                positions[name] += int(counts_N.sum())
-            rows += len(batch.indices)
-    finally:
-        calls.clear()
-        for handle in handles:
-            handle.remove()
-        for module, was in training.items():
-            module.training = was
+            for handle in handles:
+                handle.remove()
     return {
         name: Curvature((outputs[name] / rows).sqrt().float(), (inputs[name] / max(1, positions[name])).sqrt().float()) for name in layers
     }

@@ -32,7 +32,7 @@ from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, hidden_states_of, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class
-from foundation.models.forward import without_cache
+from foundation.models.forward import modes_kept, without_cache
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
@@ -211,9 +211,8 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
     given = Problem(f"{key}: parallel.pipeline", "given", f"this {config.model_type}")
     if len(blocks) < count:
         raise InputError.of([given.because(f"has {len(blocks)} blocks for {count} stages", "give a smaller pipeline")])
-    was_training = model.training
-    model.eval()
-    with _all_trained(model):
+    with modes_kept(model), _all_trained(model):
+        model.eval()
         seen = _Seen(named)
         with seen.watching():
             whole = forward(**features).logits
@@ -223,7 +222,6 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
         tables = [parameter.numel() for name, parameter in model.named_parameters() if count - 1 in readers.get(name, ())]
         spans = balanced(costs, sum(tables) if whole.ndim == 3 else 0, count)
         logits, readers = _run(model, seen, spans, features)
-    model.train(was_training)
     if logits.shape != whole.shape or (compare and not torch.allclose(logits, whole, RTOL, ATOL)):
         raise InputError.of(
             [given.because("does not give in stages what it gives whole", "give pipeline: 1, and strategy: fsdp2 if it is large")]
