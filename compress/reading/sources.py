@@ -156,7 +156,7 @@ def _read_all(paths: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: Da
     for split, files in paths.items():
         for path, entry in files:
             try:
-                sources.setdefault(split, []).append(_read_file(path, entry, config, task, split))
+                sources.setdefault(split, []).extend([_read_file(path, entry, config, task, split)] * entry.repeat)
             except InputError as error:
                 problems += error.problems
     if problems:

@@ -106,6 +106,8 @@ def _by_key(name: str, columns: Column | tuple[Column, ...]) -> list[tuple[str, 
 class FileConfig(Config):
     """A file with its own header setting or columns."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("repeat",)
+
     file: Annotated[str, Field(min_length=1)]
     """Path of the file, relative to `data.path`; of two line-aligned files what their names have in common: `train` of train.en and
     train.de."""
@@ -115,6 +117,8 @@ class FileConfig(Config):
     """How quotes in tsv files are read. Default: `data.quoting`."""
     columns: Columns = Columns()
     """Columns of this file; missing ones are taken from `data.columns`."""
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How many times each row is trained on in a pass, to give a small file more weight. Only of train files."""
 
 
 def _as_files(value: Any) -> Any:
@@ -123,6 +127,13 @@ def _as_files(value: Any) -> Any:
 
 
 Files = Annotated[tuple[FileConfig, ...], BeforeValidator(_as_files)]
+
+
+def _check_once(name: str, files: Files) -> None:
+    """Raises if a row that is not trained on would count more than once."""
+    for entry in files:
+        if entry.repeat != 1:
+            raise ValueError(f"{name}: repeat: {entry.repeat} given for {entry.file}; only train rows are repeated: leave it out")
 
 
 class FilesConfig(Config):
@@ -135,6 +146,12 @@ class FilesConfig(Config):
     validation: Files = ()
     """Rows for decisions such as model selection; used for the reported results if there is no labelled test split."""
 
+    @model_validator(mode="after")
+    def _trained_rows_repeat(self) -> FilesConfig:
+        _check_once("test", self.test)
+        _check_once("validation", self.validation)
+        return self
+
 
 class CertifyConfig(Config):
     """Rows that a certificate rests on (stage `cascade`), and that nothing else reads."""
@@ -145,6 +162,11 @@ class CertifyConfig(Config):
     shared: Literal["refuse", "drop"] = "refuse"
     """What happens to rows that are train, selection or evaluation rows too. refuse: the run ends. drop: they are left out of the
     certificate, and the report says how many they are."""
+
+    @model_validator(mode="after")
+    def _never_repeat(self) -> CertifyConfig:
+        _check_once("files", self.files)
+        return self
 
 
 class Prompts(Config):

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,19 @@ def test_lists_of_files_with_columns_of_their_own(tmp_path: Path) -> None:
     assert data.evaluation.labels.array.tolist() == [0, 1, 0, 1, 0]
 
 
+def test_rows_of_a_file_repeat_in_train_and_are_decided_on_or_trained_on_but_not_both(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "few.tsv", numbered("few", 100))
+    write_tsv(tmp_path / "many.tsv", numbered("many", 150))
+    write_tsv(tmp_path / "test.tsv", [*numbered("few", 7), *numbered("test", 5)])
+    repeated, _ = load(tmp_path, files={"train": ["many.tsv", {"file": "few.tsv", "repeat": 3}], "test": "test.tsv"})
+    named, _ = load(tmp_path, files={"train": ["many.tsv", "few.tsv", "few.tsv", "few.tsv"], "test": "test.tsv"})
+    assert repeated.digest == named.digest
+    counts = Counter(repeated.train.rows)
+    assert {count for row, count in counts.items() if row.startswith("few")} == {3}
+    assert {count for row, count in counts.items() if row.startswith("many")} == {1}
+    assert not counts.keys() & {*repeated.selection.rows, *repeated.evaluation.rows}
+
+
 def test_shards_are_read_in_order(tmp_path: Path) -> None:
     for shard in (1, 0):
         table = pyarrow.table({"text": [f"{shard} {i}" for i in range(10)], "label": [0, 1] * 5})
@@ -284,6 +298,10 @@ def test_subset_is_ignored_with_a_line_for_local_data(tmp_path: Path) -> None:
         {"path": "x", "files": {"train": []}},
         {"path": "x", "files": {"train": {"header": False}}},
         {"path": "x", "files": {"train": "a", "dev": "b"}},
+        {"path": "x", "files": {"train": {"file": "a", "repeat": 0}}},
+        {"path": "x", "files": {"train": "a", "test": {"file": "b", "repeat": 2}}},
+        {"path": "x", "files": {"train": "a", "validation": {"file": "b", "repeat": 2}}},
+        {"path": "x", "certify": {"files": {"file": "b", "repeat": 2}}},
     ],
 )
 def test_configs_that_cannot_be_right(config: dict[str, Any]) -> None:
