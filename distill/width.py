@@ -52,7 +52,7 @@ def with_widths(config: PreTrainedConfig, hidden: int | None, ffn: int | None, h
     num_heads, width = heads or config.num_attention_heads, hidden or config.hidden_size
     name = key_of(config, "ffn")
     if getattr(config, SHAPE_KEY, None):
-        raise InputError(key, "the layers of the incoming model differ in size, as it was pruned", remedy="keep its widths, or give config")
+        raise InputError(key, "the incoming model has a shape of its own, as it was pruned", remedy="keep its widths, or give config")
     if ffn is not None and name is None:
         raise InputError(
             f"{key}.ffn", f"{ffn} given", f"the config key for the FFN size of a {config.model_type} is unknown", "give config"
