@@ -85,7 +85,9 @@ for name, samples in (("first", [large, *small]), ("in the middle", [*small[:15]
     for rows, given in (("one by one", samples), ("in one sample", [np.concatenate(samples)])):
         scale, zero = calibrated(given, "linear_symmetric")
         top[name, rows] = 127 * scale
-        print(f"the large sample comes {name}, {rows}: range up to {127 * scale:.2f}, the large sample is off by {off(seen(large, scale, zero), large):.1%}")
+        print(
+            f"the large sample comes {name}, {rows}: range up to {127 * scale:.2f}, it is off by {off(seen(large, scale, zero), large):.1%}"
+        )
 for (name, rows), end in top.items():
     assert (end > 9.5) == (rows == "in one sample" or name == "last") and (end > 9.5 or end < 1.1), changed
 

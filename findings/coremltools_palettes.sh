@@ -22,9 +22,15 @@ from importlib.metadata import version
 import coremltools as ct
 import numpy as np
 from coremltools.converters.mil import Builder
-from coremltools.optimize.coreml import OpMagnitudePrunerConfig, OpPalettizerConfig, OptimizationConfig, decompress_weights, get_weights_metadata
+from coremltools.optimize.coreml import (
+    OpMagnitudePrunerConfig,
+    OpPalettizerConfig,
+    OptimizationConfig,
+    decompress_weights,
+    get_weights_metadata,
+    prune_weights,
+)
 from coremltools.optimize.coreml import palettize_weights as palettize
-from coremltools.optimize.coreml import prune_weights
 
 SIZE = 256
 generator = np.random.default_rng(0)
@@ -78,11 +84,15 @@ for settings in (dict(nbits=4, granularity="per_grouped_channel", group_size=48)
     for scaled in (False, True):
         back = weights_of(palettize(layer(mixed["rows"]), palettes(enable_per_channel_scale=scaled, **settings)))
         most, error = np.abs(back).max(), off(back, mixed["rows"])
-        print(f"{settings}, enable_per_channel_scale={scaled}, skipped: largest weight {most:.2f} where it was {np.abs(mixed['rows']).max():.2f}, off by {error:.1%}")
+        was = np.abs(mixed["rows"]).max()
+        print(
+            f"{settings}, enable_per_channel_scale={scaled}, skipped: largest weight {most:.2f} where it was {was:.2f}, off by {error:.1%}"
+        )
         assert (error > 0.2) == scaled and (error == 0) != scaled, changed
 
 for share in (0.5, 0.75):
-    pruned = prune_weights(layer(normal), OptimizationConfig(global_config=OpMagnitudePrunerConfig(target_sparsity=share, weight_threshold=1)))
+    pruning = OpMagnitudePrunerConfig(target_sparsity=share, weight_threshold=1)
+    pruned = prune_weights(layer(normal), OptimizationConfig(global_config=pruning))
     sparse = weights_of(pruned)
     left = sparse[sparse != 0]
     row = np.resize(left, (SIZE, len(left) // SIZE + 1))

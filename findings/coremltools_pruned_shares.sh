@@ -82,7 +82,8 @@ for name, model in quantized.items():
         if name != "8 bits":
             first = int(np.searchsorted(np.cumsum(count), share * weights.size))
             assert found == count[: first + 1].sum() / weights.size, changed
-    print(f"  share of each size: {dict(zip(sizes.round(2).tolist(), (count / weights.size).round(3).tolist(), strict=True)) if len(sizes) < 9 else 'many'}")
+    shares = dict(zip(sizes.round(2).tolist(), (count / weights.size).round(3).tolist(), strict=True))
+    print(f"  share of each size: {shares if len(sizes) < 9 else 'many sizes'}")
 
 for size in (0.02, 0.001, 0.0003, 0.0001, 0.00001):
     weights = (normal * size).astype(np.float16).astype(np.float32)

@@ -44,7 +44,8 @@ class Model(torch.nn.Module):
 
 
 def converted(model, x, exported):
-    settings = dict(convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True, compute_precision=ct.precision.FLOAT32)
+    settings = dict(convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    settings["compute_precision"] = ct.precision.FLOAT32
     if exported:
         return ct.convert(torch.export.export(model.eval(), (x,)).run_decompositions(), **settings)
     return ct.convert(torch.jit.trace(model.eval(), x), inputs=[ct.TensorType(name="x", shape=tuple(x.shape))], **settings)
@@ -53,16 +54,19 @@ def converted(model, x, exported):
 def operators(function, values, exported):
     """The operators of the converted model, and the constants `epsilon` that they are given."""
     [block] = converted(Model(function), values, exported).get_spec().mlProgram.functions["main"].block_specializations.values()
-    constants = {op.outputs[0].name: op.attributes["val"].immediateValue.tensor.floats.values for op in block.operations if op.type == "const"}
+    constants = {op.outputs[0].name: op.attributes["val"].immediateValue.tensor for op in block.operations if op.type == "const"}
     found = [op for op in block.operations if op.type != "const"]
-    return [op.type for op in found], [constants[op.inputs["epsilon"].arguments[0].name][0] for op in found if "epsilon" in op.inputs]
+    return [op.type for op in found], [
+        constants[op.inputs["epsilon"].arguments[0].name].floats.values[0] for op in found if "epsilon" in op.inputs
+    ]
 
 
 def computed(function, values, exported):
     """What the converter makes of the function of a parameter."""
     right = function(values)
     model = converted(Model(function, values), torch.zeros_like(right), exported)
-    [found] = [entry.val for entry in ct.optimize.coreml.get_weights_metadata(model, weight_threshold=1).values() if entry.val.shape == right.shape]
+    stored = ct.optimize.coreml.get_weights_metadata(model, weight_threshold=1).values()
+    [found] = [entry.val for entry in stored if entry.val.shape == right.shape]
     return found, right.numpy()
 
 
