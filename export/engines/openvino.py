@@ -30,7 +30,7 @@ from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Pla
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
 from foundation.schemes.table import of_precision, weight_only
-from foundation.standalone.openvino_request import Request, compiled, reshape
+from foundation.standalone.openvino_request import Request, compiled, for_this_cpu, reshape
 
 if TYPE_CHECKING:
     from export.choices import FloatSetting
@@ -201,7 +201,7 @@ class OpenVino:
         return {gemm: names.get(precision, precision) for gemm, precision in told.items()}
 
     def placement(self) -> Placement:
-        """Returns the settings that one of the compiled models reports: without bf16 arithmetic the plugin takes float32 in silence."""
+        """Returns the settings that one of the compiled models reports: without bf16 arithmetic it is float32 (`for_this_cpu`)."""
         compiled = next(iter(self._compiled.values())).model
         (device,) = compiled.get_property("EXECUTION_DEVICES")
         precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
@@ -221,7 +221,7 @@ class OpenVino:
         positions = {name: model.get_result_index(output) for name, output in added.items()}
         if self._spec.mode == "static":
             reshape(model, _shape(features))
-        results = self._core.compile_model(model, "CPU", self._properties)(dict(features))
+        results = self._core.compile_model(model, "CPU", for_this_cpu(self._core, self._properties))(dict(features))
         found = {name: np.array(results[position]) for name, position in positions.items()}
         return {name: _codes(found[name], dequantized[name][1]) if name in dequantized else found[name] for name in tensors}
 

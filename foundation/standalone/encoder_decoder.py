@@ -15,7 +15,7 @@ import openvino
 from numpy.typing import NDArray
 
 from .decoding_rules import Logits
-from .openvino_request import Request
+from .openvino_request import Request, for_this_cpu
 
 ENCODER, DECODER = "encoder.xml", "decoder.xml"
 
@@ -31,7 +31,8 @@ class EncoderDecoder:
 
     def __init__(self, folder: Path, properties: Mapping[str, str], pad_token_id: int) -> None:
         core = openvino.Core()
-        self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", dict(properties)) for name in (ENCODER, DECODER))
+        settings = for_this_cpu(core, properties)
+        self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", settings) for name in (ENCODER, DECODER))
         self._pad_token_id = pad_token_id
         self._read_names = frozenset(name for port in self.decoder.inputs for name in port.names)
         self._encoding = Request(self.encoder)
