@@ -31,8 +31,8 @@ def reshape(network: Any, shape: Sequence[int]) -> None:
 def for_this_cpu(core: Any, properties: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings to compile with, in float32 instead of bfloat16, and with a warning, where the CPU has no bfloat16 arithmetic.
 
-    With AVX2 alone OpenVINO takes float32 by itself. With AVX-512 alone it emulates bfloat16, although it does not count it among what the CPU can
-    do: a product of 512 x 1024 x 1024 takes 235 ms where float32 takes 7 (2026.4.1, Ice Lake class).
+    With AVX2 alone OpenVINO takes float32 by itself. With AVX-512 alone it emulates bfloat16, although it does not count it among what the
+    CPU can do: a product of 512 x 1024 x 1024 takes 235 ms where float32 takes 7 (2026.4.1, Ice Lake class).
     """
     if properties.get(PRECISION) != "bf16" or "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return dict(properties)
