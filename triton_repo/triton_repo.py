@@ -83,7 +83,7 @@ QUEUED_FOR = f"it is for language models that are served on the cpu or by {one_o
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 10
+    VERSION: ClassVar[int] = 11
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
     LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", "audit", *QUEUED)

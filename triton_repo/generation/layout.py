@@ -68,7 +68,7 @@ class Parts:
 
 
 PARTS = {
-    "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, stretches)),
+    "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, openvino_request, stretches)),
     "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", *LOGITS), (onnx_decoder, decoding_rules)),
     "torch_kernels_decoder": Parts(
         KERNELS,
