@@ -53,7 +53,7 @@ from foundation.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculati
 from foundation.schemes.table import of_precision
 from foundation.standalone.draft_folder import with_stand_in
 from foundation.standalone.language_text import LanguageText
-from foundation.standalone.openvino_request import Request
+from foundation.standalone.openvino_request import Request, for_this_cpu
 from foundation.standalone.stretches import read_again_at, stretches
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class OpenVinoGenai:
         if spec.speculation is not None and spec.mode != PROPOSED_MODE:
             raise InputError("speculation", f"the model runs in {spec.mode} mode", f"tokens can be proposed in {PROPOSED_MODE} mode alone")
         self._spec = spec
-        self._properties = dict(spec.properties)
+        self._properties = for_this_cpu(openvino.Core(), spec.properties)
         self._compile_properties = {name: value for name, value in self._properties.items() if name != BACKEND}
 
     def predict(self, features: Features) -> Logits:
