@@ -28,10 +28,9 @@ import numpy as np
 from compress.reading.load import load_data
 from compress.recipe import Recipe, check
 from compress.report.intervals import paired_bootstrap
-from export.engines.spec import EngineSpec, spec_of
+from export.engines.spec import EngineSpec
 from export.graph.quantized import precision_of
 from foundation.artifacts.artifact import read_json, write_json, writing
-from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.artifacts.timed import Timing
 from foundation.core.progress import ConsoleProgress
@@ -97,15 +96,8 @@ def int8_of(run: Run) -> dict[str, Path]:
 
 def engines(models: Mapping[tuple[str, str], Path], recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     """Returns every engine by `<run> <stage>`, and the peer, which are built unless they are there."""
-    found: dict[str, EngineSpec] = {}
-    for (run, stage), checkpoint in models.items():
-        folder = out / f"{run}-{stage}"
-        if not folder.is_dir():
-            built(checkpoint, folder, recipe)
-        build = Build(precision="int8", float_precision="fp32", folder=".")
-        found[f"{run} {stage}"] = spec_of(folder, build, Engine(engine="openvino", mode="static", file="openvino.xml"), recipe.target)
-    peer = out / NNCF / "nncf.xml"
-    return {NNCF: replace(next(iter(found.values())), path=str(peer)), **found}
+    specs = {f"{run} {stage}": built(checkpoint, out / f"{run}-{stage}", recipe) for (run, stage), checkpoint in models.items()}
+    return {NNCF: replace(next(iter(specs.values())), path=str(out / NNCF / "nncf.xml")), **specs}
 
 
 def evaluate(models: Mapping[tuple[str, str], Path], runs: Mapping[str, Run], recipe: Recipe, out: Path) -> None:

@@ -17,11 +17,12 @@ from foundation.models.folder import Checkpoint
 
 
 def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
-    """Exports a checkpoint to a folder, builds it for OpenVINO, and returns how its static mode is opened."""
-    with writing(folder) as temporary:
-        processor = Checkpoint(checkpoint).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
-        processor.save(temporary)
-        convert(write_graphs(Checkpoint(checkpoint), processor, temporary / "model.onnx", ["openvino"]), temporary)
+    """Exports a checkpoint to a folder and builds it for OpenVINO, unless the folder exists; returns the spec of its static mode."""
+    if not folder.is_dir():
+        with writing(folder) as temporary:
+            processor = Checkpoint(checkpoint).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
+            processor.save(temporary)
+            convert(write_graphs(Checkpoint(checkpoint), processor, temporary / "model.onnx", ["openvino"]), temporary)
     build = Build(precision=precision_of(Checkpoint(checkpoint)), float_precision="fp32", folder=".")
     return spec_of(folder, build, Engine(engine="openvino", mode="static", file=files(folder)[0].name), recipe.target)
 
