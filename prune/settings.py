@@ -63,8 +63,8 @@ class PruneSettings(ModelStage):
     takes the place of this one, with the ids prune-2x, prune-3x, ...; each starts from the one before it, and the passes of `recover` are
     divided among them. Stages that follow are repeated for each member. 1 stands for the incoming model, which is not pruned."""
     over: Annotated[str, Field(min_length=1)] | None = None
-    """The model that `speedup` or `family` refers to: baseline or the id of an earlier stage; by default the incoming model. With `distill`
-    before this stage, `over: baseline` counts what the student is faster, too."""
+    """The model that `speedup` or `family` refers to: baseline or the id of an earlier stage; by default the incoming model. After
+    `distill`, `over: baseline` includes the speed-up of the student."""
     member: Member | None = None
     """Place of this stage in a family, whose members share one training. `family` sets it."""
     measure: Measure = "macs"

@@ -30,6 +30,7 @@ from export.engines.spec import NO_BLOCKS, BuildRequest, EngineSpec, Logits, Pla
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
 from foundation.schemes.table import of_precision, weight_only
+from foundation.standalone import openvino_request
 from foundation.standalone.openvino_request import Request, compiled, for_this_cpu, reshape
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def reported(compiled: openvino.CompiledModel) -> dict[str, str]:
 @functools.cache
 def computes_bf16() -> bool:
     """Whether this processor has bf16 arithmetic, as OpenVINO sees it."""
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return openvino_request.computes_bf16(openvino.Core())
 
 
 def float_part(setting: FloatSetting) -> FloatSetting:
