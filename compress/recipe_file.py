@@ -5,6 +5,7 @@ Nothing here knows the keys of a recipe, apart from those whose values are paths
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from compress.track_settings import absolute
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import reason, shown
+from foundation.core.step_names import BASELINE, INPUT
 from foundation.core.yaml_file import parse_yaml
 
 
@@ -44,16 +46,18 @@ def read_file(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
         if not isinstance(raw, dict):
             raise InputError(f"{path}", f"recipe: {shown(raw)} given", "a map is allowed: `compress run` writes this file")
     raw = {str(key): value for key, value in raw.items()}
-    _resolve_paths(raw, path.resolve().parent)
     parent = raw.pop("extends", None)
     if parent is None:
+        _resolve_paths(raw, path.resolve().parent, _stage_ids(raw))
         return raw
     if not isinstance(parent, str):
         raise InputError(f"{path}", f"extends: {shown(parent)} given", "the path of another recipe is allowed")
     base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
     if base in (*seen, path.resolve()):
         raise InputError(f"{path}", f"extends: {parent} leads back to itself")
-    return _merge(read_file(base, (*seen, path.resolve())), raw)
+    merged = _merge(read_file(base, (*seen, path.resolve())), raw)
+    _resolve_paths(raw, path.resolve().parent, _stage_ids(merged))
+    return _merge(merged, raw)
 
 
 def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -67,15 +71,26 @@ def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
 
 PATHS = (".teacher", ".extra_text.path", ".corpus.path")
 """Ends of keys of `search.space` whose values are paths."""
+MEMBER = re.compile(r"-\d+(_\d+)?x")
+"""End of the id of a member of a family, behind the id of its stage."""
 
 
-def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
-    """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged."""
+def _resolve_paths(raw: dict[str, object], folder: Path, ids: Sequence[str]) -> None:
+    """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged.
 
-    def resolved(value: object) -> object:
+    Args:
+        raw: The recipe, or a part of it.
+        folder: The folder that its paths are relative to.
+        ids: The ids of the stages of the whole recipe. As a teacher they are stages, also where a folder has the same name.
+    """
+
+    def is_stage(value: str) -> bool:
+        return any(value == name or (value.startswith(name) and MEMBER.fullmatch(value, len(name))) for name in (BASELINE, INPUT, *ids))
+
+    def resolved(value: object, stages: bool = False) -> object:
         if isinstance(value, list):
-            return [resolved(entry) for entry in value]
-        if not isinstance(value, str) or not value or ":" in value:
+            return [resolved(entry, stages) for entry in value]
+        if not isinstance(value, str) or not value or ":" in value or (stages and is_stage(value)):
             return value
         try:
             given = Path(value).expanduser()
@@ -86,7 +101,7 @@ def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
 
     def resolve(owner: object, key: str) -> None:
         if isinstance(owner, dict) and key in owner:
-            owner[key] = resolved(owner[key])
+            owner[key] = resolved(owner[key], key == "teacher")
 
     for key in ("path", "run", "config"):
         resolve(raw.get("model"), key)
@@ -106,7 +121,9 @@ def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
     given = space if isinstance(space, dict) else {}
     for key, values in given.items():
         if str(key).endswith(PATHS):
-            given[key] = {**values, "choices": resolved(values.get("choices"))} if isinstance(values, dict) else resolved(values)
+            stage = str(key).endswith(".teacher")
+            choices = values.get("choices") if isinstance(values, dict) else values
+            given[key] = {**values, "choices": resolved(choices, stage)} if isinstance(values, dict) else resolved(choices, stage)
 
 
 def apply(raw: dict[str, object], setting: str) -> None:
@@ -138,12 +155,12 @@ def put(raw: dict[str, object], parts: Sequence[str], value: object, setting: st
             return
         body, nested = entry[name], _nest(parts[2:], value)
         merged = _merge(body if isinstance(body, dict) else {}, _nest(parts[2:], value))
-        _resolve_paths({"stages": [{name: nested}]}, Path.cwd())
+        _resolve_paths({"stages": [{name: nested}]}, Path.cwd(), _stage_ids(raw))
         entry[name] = merged | ({parts[2]: nested[parts[2]]} if len(parts) == 3 else {})
         return
     _check_below(raw, parts, 0, setting)
     override = _nest(parts, value)
-    _resolve_paths(override, Path.cwd())
+    _resolve_paths(override, Path.cwd(), _stage_ids(_merge(raw, override)))
     merged = _merge(raw, override)
     raw.clear()
     raw.update(merged)
@@ -171,7 +188,6 @@ def _check_below(value: object, parts: Sequence[str], depth: int, setting: str) 
 
 def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[dict[str, object], str]:
     """Returns the entry in `stages` with that id, and its stage; a bare `- export` becomes a map."""
-    ids: list[str] = []
     stages = raw.get("stages")
     entries: list[object] = stages if isinstance(stages, list) else []
     for position, entry in enumerate(entries):
@@ -180,11 +196,22 @@ def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[d
         if not isinstance(entry, dict):
             continue
         for name, body in entry.items():
-            named = body.get("id") if isinstance(body, dict) else None
-            ids.append(named if isinstance(named, str) else str(name))
-            if ids[-1] == stage_id:
+            if _stage_id(name, body) == stage_id:
                 return entry, name
+    ids = _stage_ids(raw)
     raise InputError(setting, f"no stage has the id {stage_id!r}", f"stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
+
+
+def _stage_ids(raw: Mapping[str, object]) -> list[str]:
+    """Returns the ids of the stages of plain recipe data; entries that are malformed have none."""
+    stages = raw.get("stages")
+    entries = [{entry: None} if isinstance(entry, str) else entry for entry in stages] if isinstance(stages, list) else []
+    return [_stage_id(name, body) for entry in entries if isinstance(entry, dict) for name, body in entry.items()]
+
+
+def _stage_id(name: object, body: object) -> str:
+    given = body.get("id") if isinstance(body, dict) else None
+    return given if isinstance(given, str) else str(name)
 
 
 def _nest(parts: Sequence[str], value: object) -> dict[str, object]:

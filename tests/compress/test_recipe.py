@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from compress.recipe import STAGES, Recipe, check, dump, read, schema
+from compress.recipe_file import apply, read_file
 from foundation.core.errors import InputError
 from foundation.stage.stage import lines
 from tests.problems import raises_problem
@@ -236,6 +237,24 @@ def test_paths_resolve_against_the_file_that_wrote_them(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     assert read(path, ["data.path=../here"]).data.path == str(tmp_path / "here")
     assert read(path, ["data.path=nyu-mll/glue"]).data.path == "nyu-mll/glue"
+
+
+def test_a_teacher_that_is_a_stage_is_no_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("distill", "half-2x", "baseline", "elsewhere"):
+        (tmp_path / name).mkdir()
+    folder = str(tmp_path / "elsewhere")
+    base = write(tmp_path, "stages: [{distill: {}}, {prune: {sparsity: 0.5}}]", "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\nsearch: {space: {stages.prune.teacher: [distill, baseline, elsewhere]}}\n")
+    assert read_file(path)["search"] == {"space": {"stages.prune.teacher": ["distill", "baseline", folder]}}
+    for given, resolved in [("distill", "distill"), ("baseline", "baseline"), ("elsewhere", folder)]:
+        raw = read_file(base)
+        apply(raw, f"stages.prune.teacher={given}")
+        assert raw == {"stages": [{"distill": {}}, {"prune": {"sparsity": 0.5, "teacher": resolved}}]}
+    family = "{prune: {id: half, family: [2]}}"
+    raw = {}
+    apply(raw, f"stages=[{family}, {{distill: {{teacher: [half-2x, half-x, elsewhere]}}}}]")
+    assert raw == {"stages": [{"prune": {"id": "half", "family": [2]}}, {"distill": {"teacher": ["half-2x", "half-x", folder]}}]}
 
 
 @pytest.mark.parametrize("stages", [None, []])
