@@ -4,7 +4,8 @@
     train                   x_1, t_11, x_1, t_12, ..., x_2, t_21 ...  pairs: every caption with its image before it
 
 A row of a table is an image with one caption, or a list of captions (Flickr30k, COCO). Rows with the same image are one image with the
-captions of them all, and a caption that an image has twice counts once. Images are divided into splits with all of their captions.
+captions of them all, and a caption that an image has twice counts once. An image of several files repeats as often as the file that
+repeats most. Images are divided into splits with all of their captions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from compress.reading.prompted_images import MOST_PAIRS
-from compress.reading.sources import Source, read_sources
+from compress.reading.sources import Source, numbers_of, read_sources
 from foundation.core.errors import InputError, Problem
 from foundation.core.shown import is_unicode, shown
 from foundation.data.config import DataConfig
@@ -67,6 +68,7 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
 def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
     """Returns the different images of a split, each with its place in `known` as its label, where its captions are added."""
     found: dict[Any, dict[str, None]] = {}
+    repeats: dict[Any, int] = {}
     problems = []
     for source in sources:
         for index, (row, cell) in enumerate(zip(source.rows, source.labels, strict=True)):
@@ -74,13 +76,14 @@ def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
             if problem:
                 problems.append(Problem(source.place(index), problem))
             found.setdefault(row, {}).update(dict.fromkeys(texts))
+            repeats[row] = max(source.repeat, repeats.get(row, 1))
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         more = [Problem(sources[0].name, f"{hidden} more rows like these")] if hidden > 0 else []
         raise InputError.of(problems[:SHOWN_PROBLEMS] + more)
     numbers = np.arange(len(known), len(known) + len(found))
     known += [tuple(texts) for texts in found.values()]
-    return Split(list(found), Numbers(numbers))
+    return Split(list(found), Numbers(numbers), repeats=numbers_of([*repeats.values()]))
 
 
 def _texts(cell: Any) -> tuple[list[str], str | None]:
@@ -108,9 +111,10 @@ def _judged(split: Split, texts: Sequence[Captions]) -> Split:
 
 
 def _pairs(split: Split, texts: Sequence[Captions]) -> Split:
-    """Returns every caption with its image before it."""
-    pairs = [(number, text) for number, of_image in enumerate(texts) for text in of_image]
-    rows: list[Row] = [row for number, text in pairs for row in (split.rows[number], text)]
+    """Returns every caption with its image before it; an image that repeats is one image, so that no loss takes a copy for another."""
+    known = split.labels.array.tolist()
+    pairs = [(row, number, text) for row, number, of_image in zip(split.rows, known, texts, strict=True) for text in of_image]
+    rows: list[Row] = [row for image, _, text in pairs for row in (image, text)]
     sides = np.tile([zero_shot.IMAGE, zero_shot.TEXT], len(pairs))
-    numbers = np.repeat([number for number, _ in pairs], 2)
+    numbers = np.repeat(np.unique([number for _, number, _ in pairs], return_inverse=True)[1], 2)
     return Split(rows, zero_shot.labels_of(sides, numbers, np.repeat(np.arange(len(pairs)), 2)))

@@ -24,7 +24,7 @@ from compress.reading.prompted_images import TEMPLATES, with_prompts
 from compress.reading.questions import load_questions
 from compress.reading.same_name import listed
 from compress.reading.sentence_pairs import load_texts
-from compress.reading.sources import Source, read_sources
+from compress.reading.sources import Source, read_sources, repeats_of
 from compress.reading.tagged import load_tagged
 from compress.reading.text_blocks import load_blocks
 from compress.reading.text_pairs import load_pairs
@@ -122,7 +122,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     splits = _label(sources, lambda found: form(convert(found)))
     if without:
         rows = [row for source in without for row in source.rows]
-        splits["train"] = Split(rows, UnknownClassIds(np.zeros(len(rows), np.int64)))
+        splits["train"] = Split(rows, UnknownClassIds(np.zeros(len(rows), np.int64)), repeats=repeats_of(without))
     if not unlabelled:
         with_test(splits, config.path, log)
     data = divide(
@@ -190,7 +190,8 @@ def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], L
     problems: list[Problem] = []
     for split, found in sources.items():
         try:
-            splits[split] = Split([row for source in found for row in source.rows], convert(found))
+            rows = [row for source in found for row in source.rows]
+            splits[split] = Split(rows, convert(found), repeats=repeats_of(found))
         except InputError as error:
             problems += error.problems
     if problems:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.reading.sources import read_sources
+from compress.reading.sources import read_sources, repeats_of
 from compress.reading.squad import Gold
 from foundation.core.errors import InputError
 from foundation.core.files import local
@@ -73,7 +73,7 @@ def load_questions(config: DataConfig, task: Task, tokenizer: str | TrainTokeniz
         rows = [row for source in found for row in source.rows]
         contexts: dict[Any, int] = {}
         numbers = [contexts.setdefault(row[1], len(contexts)) for row in rows if isinstance(row, tuple)]
-        splits[name] = Split(rows, Numbers(np.arange(first, first + len(rows))), np.array(numbers, np.int64))
+        splits[name] = Split(rows, Numbers(np.arange(first, first + len(rows))), np.array(numbers, np.int64), repeats_of(found))
         first += len(rows)
     if list(splits) == ["train"] and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = _by_context(splits["train"])

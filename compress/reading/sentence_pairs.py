@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from compress.reading import labels
-from compress.reading.sources import Source, read_sources
+from compress.reading.sources import Source, read_sources, repeats_of
 from foundation.core.errors import InputError, Problem
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
@@ -132,7 +132,7 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
     start = 0
     for name, found in sources.items():
         rows = [row for source in found for row in source.rows]
-        splits[name] = Split(rows, Numbers(np.arange(start, start + len(rows), dtype=np.float64)))
+        splits[name] = Split(rows, Numbers(np.arange(start, start + len(rows), dtype=np.float64)), repeats=repeats_of(found))
         start += len(rows)
         try:
             kinds[name] = _kind_of(found)

@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from compress.reading import images
 from compress.reading.aligned import aligned_files, read_aligned
 from compress.reading.cells import check_file, row_of
@@ -39,6 +42,7 @@ HEADED, QUOTED = (".csv", ".tsv", ".txt"), (".tsv", ".txt")
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Source:
     """Number of the document of each row, counted in this file; empty if the format has no documents."""
     scored: bool = True
     """Whether pairs have labels; False for pairs without scores and for triplets."""
+    repeat: int = 1
+    """How many times a pass of a training takes each row."""
 
     def place(self, index: int) -> str:
         """Returns file and line of a row, for error messages."""
@@ -79,6 +85,16 @@ class Source:
 
 
 Sources = dict[str, list[Source]]
+
+
+def repeats_of(sources: Sequence[Source]) -> Numbers | None:
+    """Returns how many times a pass takes each row of a split, int64 `[n]`; None: once."""
+    return numbers_of([source.repeat for source in sources for _ in source.rows])
+
+
+def numbers_of(repeats: Sequence[int]) -> Numbers | None:
+    """Returns how many times a pass takes each row, int64 `[n]`; None: once."""
+    return np.array(repeats, np.int64) if any(repeat > 1 for repeat in repeats) else None
 
 
 def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
@@ -156,7 +172,7 @@ def _read_all(paths: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: Da
     for split, files in paths.items():
         for path, entry in files:
             try:
-                sources.setdefault(split, []).extend([_read_file(path, entry, config, task, split)] * entry.repeat)
+                sources.setdefault(split, []).append(replace(_read_file(path, entry, config, task, split), repeat=entry.repeat))
             except InputError as error:
                 problems += error.problems
     if problems:

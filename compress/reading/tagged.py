@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from compress.reading.labels import own_names
 from compress.reading.same_name import NONE, SameName, listed
-from compress.reading.sources import Source, read_sources
+from compress.reading.sources import Source, read_sources, repeats_of
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.data.config import DataConfig
@@ -103,7 +103,7 @@ def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine:
     found = sum(len(label.spans) for source in sources for label in source.labels)
     cut = f"; {lost} words have no token within data.max_length ({max_length}): not learned, counted as {OUTSIDE}" if lost else ""
     log(f"data: {name}: {len(rows)} sentences, {words} words, {found} entities{cut}")
-    return Split(rows, labels_of(tags, pieces, names), _documents(sources))
+    return Split(rows, labels_of(tags, pieces, names), _documents(sources), repeats_of(sources))
 
 
 def _documents(sources: Sequence[Source]) -> np.ndarray | None:

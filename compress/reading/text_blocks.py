@@ -8,7 +8,8 @@ end at a line break. The shorter last block is dropped for training, where all b
 
 If there is neither a test nor a validation split, the last tenth of the text, from the start of a line, becomes the test split. Adjacent
 lines are related, so random test lines would be too close to the training text. A trained tokenizer sees only the train split. Decisions
-are made on the validation split, or on 5 % of the train blocks, chosen by a hash of their tokens (`foundation.data.splits`).
+are made on the validation split, or on 5 % of the train blocks, chosen by a hash of their tokens (`foundation.data.splits`). Where files
+repeat, their blocks do; a block of several files repeats as often as the file that repeats most.
 
 Not supported: a start-of-text token at the start of every block; attention masks at document boundaries within a block.
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.reading.sources import Sources, read_sources
+from compress.reading.sources import Sources, numbers_of, read_sources
 from foundation.core.errors import InputError, Problem
 from foundation.data.config import Columns, DataConfig
 from foundation.data.splits import Data, Split, divide
@@ -49,11 +50,14 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
         InputError: The files cannot be read, there is too little text, or the tokenizer cannot be used.
     """
     where = f"data.path {config.path}"
-    texts = {split: documents(found) for split, found in read_texts(config, task, log).items()}
+    files = read_texts(config, task, log)
+    texts = {split: documents(found) for split, found in files.items()}
     empty = [split for split, found in texts.items() if not any(text.strip() for text in found)]
     if empty:
         raise InputError.of(Problem(where, f"the {split} split has no text", "at least one block of text is needed") for split in empty)
+    times = [source.repeat for source in files["train"] for _ in documents([source])]
     if list(texts) == ["train"]:
+        times = [count for count, text in zip(times, texts["train"], strict=True) if text]
         texts["train"], texts["test"] = tail(texts["train"], TEST_SHARE)
         log(f"data: no test or validation split; the last {TEST_SHARE:.0%} of the text ({_characters(texts['test'])}) is the test split")
     trained = train_bpe(texts["train"], tokenizer.vocab_size, pads=False) if isinstance(tokenizer, TrainTokenizer) else None
@@ -65,8 +69,11 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
         if not blocks:
             least = f"one block of data.max_length ({config.max_length})" if split == "train" else "2"
             raise InputError(where, f"the {split} split has {len(tokens)} tokens", f"at least {least} are needed")
-        first = np.searchsorted(starts, np.arange(len(blocks)) * config.max_length, side="right") - 1
-        splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1), first)
+        edges = np.arange(len(blocks)) * config.max_length
+        first, last = (np.searchsorted(starts, places, side="right") - 1 for places in (edges, edges + config.max_length - 1))
+        spans = zip(first.tolist(), last.tolist(), strict=True)
+        repeats = numbers_of([max(times[start : end + 1]) for start, end in spans]) if split == "train" else None
+        splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1), first, repeats)
         log(f"data: {split}: {len(found)} documents, {_characters(found)}, {len(tokens)} tokens, {len(blocks)} blocks")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log, config.keep_evaluation_rows)
     return replace(data, tokenizer=trained)

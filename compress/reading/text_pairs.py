@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from compress.reading.sources import numbers_of
 from compress.reading.text_blocks import read_texts
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
@@ -47,18 +48,21 @@ def load_pairs(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, 
     Raises:
         InputError: The files cannot be read, there is no pair, or the tokenizer cannot be used.
     """
-    found = {split: [row for source in sources for row in source.rows] for split, sources in read_texts(config, task, log).items()}
+    files = read_texts(config, task, log)
+    found = {split: [row for source in sources for row in source.rows] for split, sources in files.items()}
     pairs = {split: [_filled(split, index, row) for index, row in enumerate(rows)] for split, rows in found.items()}
     trained = _train(pairs["train"], tokenizer) if isinstance(tokenizer, TrainTokenizer) else None
     encode_source, encode_target = _encoders(tokenizer if isinstance(tokenizer, str) else trained, config.max_length)
     splits: dict[str, Split] = {}
     for split, texts in pairs.items():
+        times = [file.repeat for file in files[split] for _ in file.rows]
         kept = [(source, target) for source, target in texts if target.strip() or split != "train"]
+        repeats = numbers_of([number for number, (_, target) in zip(times, texts, strict=True) if target.strip() or split != "train"])
         if len(kept) < len(texts):
             log(f"data: {split}: {len(texts) - len(kept)} pairs with an empty target are left out")
         sources, targets = encode_source([source for source, _ in kept]), encode_target([target for _, target in kept])
         rows = [TokenPair(source, target) for source, target in zip(sources, targets, strict=True)]
-        splits[split] = Split(list(rows), labels_of(rows, config.max_length - 1))
+        splits[split] = Split(list(rows), labels_of(rows, config.max_length - 1), repeats=repeats)
         cut = sum(len(row) == config.max_length for row in rows)
         tokens = sum(len(row.target) for row in rows)
         log(f"data: {split}: {len(rows)} pairs, {tokens} tokens to predict; {cut} pairs reach data.max_length ({config.max_length})")

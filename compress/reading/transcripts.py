@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compress.reading.sources import Source, read_sources
+from compress.reading.sources import Source, read_sources, repeats_of
 from foundation.core.errors import InputError, Problem
 from foundation.core.shown import shown
 from foundation.data.config import DataConfig
@@ -103,4 +103,4 @@ def _split(
         )
     told = f"; {lost} of them are not in the vocabulary ({most}): not learned, and counted as wrong" if lost else ""
     log(f"data: {name}: {len(rows)} sounds, {whole} characters{told}")
-    return Split(rows, labels_of([text for text, _ in texts], names))
+    return Split(rows, labels_of([text for text, _ in texts], names), repeats=repeats_of(sources))

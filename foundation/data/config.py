@@ -118,7 +118,8 @@ class FileConfig(Config):
     columns: Columns = Columns()
     """Columns of this file; missing ones are taken from `data.columns`."""
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many times each row is trained on in a pass, to give a small file more weight. Only of train files."""
+    """How many times each row is trained on in a pass, to give a small file more weight. Only of train files; rows that are set aside for
+    selection or for the test split do not repeat."""
 
 
 def _as_files(value: Any) -> Any:

@@ -13,6 +13,8 @@ rows of evaluation in train, and the report says how many they are.
 Where it is known which rows are of one document (`Split.documents`: the context of questions, documents of sentences), selection rows are
 whole documents, so that no part of a text is trained on and another part decides.
 
+Rows that are trained on several times in a pass (`Split.repeats`) are divided as single rows. The train split repeats them afterwards.
+
 Random choices use a hash of the content, so they depend neither on the order of the rows nor on rows added later.
 
 Not supported: stratification. 200 rows chosen by hash approximate the class frequencies well enough, and stay the same when rows are added.
@@ -99,6 +101,8 @@ class Split:
     """In the form that the task has (`foundation.labels`)."""
     documents: np.ndarray | None = None
     """Number of the document that each row is of, int64 [n]; None where documents are not known, or every row is one."""
+    repeats: np.ndarray | None = None
+    """How many times a pass takes each row, int64 [n], until splits are divided; None: once."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -136,8 +140,15 @@ class Split:
     def take(self, indices: Sequence[int]) -> Split:
         """Returns the rows at `indices`, in that order."""
         places = np.array(indices, dtype=np.int64)
-        documents = None if self.documents is None else self.documents[places]
-        return Split([self.rows[i] for i in indices], self.labels[places], documents)
+        documents, repeats = (None if column is None else column[places] for column in (self.documents, self.repeats))
+        return Split([self.rows[i] for i in indices], self.labels[places], documents, repeats)
+
+    def repeated(self) -> Split:
+        """Returns the split with each row as often as a pass takes it: all rows, then again those that are taken twice, and so on."""
+        if self.repeats is None:
+            return self
+        turns = range(int(self.repeats.max(initial=1)))
+        return replace(self, repeats=None).take([row for turn in turns for row in np.flatnonzero(self.repeats > turn).tolist()])
 
     def take_runs(self, chosen: Sequence[int]) -> Split:
         """Returns the rows of some runs (`runs`), by their numbers and in that order; one that is chosen twice becomes two."""
@@ -296,6 +307,10 @@ def divide(
         raise InputError(
             where, "no train rows left: all of them equal selection rows, which are never trained on", remedy="add other train rows"
         )
+    selection, evaluation = (replace(split, repeats=None) for split in (selection, evaluation))
+    if len(repeated := train.repeated()) > len(train):
+        log(f"data: {len(train)} train rows become {len(repeated)}, as files of data.files.train repeat")
+        train = repeated
     named = f"; {len(labels)} label{'s' if len(labels) > 1 else ''}: {_shown(labels)}" if labels else ""
     log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{named}")
     return Data(train, selection, evaluation, labels, shared=shared)

@@ -3,7 +3,6 @@
 import io
 import os
 import tarfile
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,19 +175,6 @@ def test_lists_of_files_with_columns_of_their_own(tmp_path: Path) -> None:
     data, _ = load(tmp_path, files={"train": "train.tsv", "test": ["dev.tsv", more]})
     assert data.evaluation.rows == ["dev 0", "dev 1", "dev 2", "more a", "more b"]
     assert data.evaluation.labels.array.tolist() == [0, 1, 0, 1, 0]
-
-
-def test_rows_of_a_file_repeat_in_train_and_are_decided_on_or_trained_on_but_not_both(tmp_path: Path) -> None:
-    write_tsv(tmp_path / "few.tsv", numbered("few", 100))
-    write_tsv(tmp_path / "many.tsv", numbered("many", 150))
-    write_tsv(tmp_path / "test.tsv", [*numbered("few", 7), *numbered("test", 5)])
-    repeated, _ = load(tmp_path, files={"train": ["many.tsv", {"file": "few.tsv", "repeat": 3}], "test": "test.tsv"})
-    named, _ = load(tmp_path, files={"train": ["many.tsv", "few.tsv", "few.tsv", "few.tsv"], "test": "test.tsv"})
-    assert repeated.digest == named.digest
-    counts = Counter(repeated.train.rows)
-    assert {count for row, count in counts.items() if row.startswith("few")} == {3}
-    assert {count for row, count in counts.items() if row.startswith("many")} == {1}
-    assert not counts.keys() & {*repeated.selection.rows, *repeated.evaluation.rows}
 
 
 def test_shards_are_read_in_order(tmp_path: Path) -> None:
