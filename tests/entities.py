@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
 from tests.export.sentiment import drawn
+from tests.word_tokenizer import word_tokenizer
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz.,", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"))
@@ -51,12 +52,7 @@ def write(folder: Path, counts: dict[str, int]) -> Path:
 
 def tokenizer() -> Tokenizer:
     """Returns a WordPiece tokenizer with the words, and the letters of others."""
-    vocabulary = {piece: number for number, piece in enumerate((*PIECES, *WORDS))}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return made
+    return word_tokenizer((*PIECES, *WORDS))
 
 
 @functools.cache

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokenizerFast
 
 from tests.export.sentiment import drawn
+from tests.word_tokenizer import word_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *".,?0123456789", *(f"##{letter}" for letter in LETTERS))
@@ -57,12 +58,7 @@ def write(folder: Path, counts: dict[str, int], unanswerable: float = 0.0) -> Pa
 
 def tokenizer() -> Tokenizer:
     """Returns a WordPiece tokenizer with the words, and the letters of others."""
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys((*PIECES, *WORDS)))}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return made
+    return word_tokenizer((*PIECES, *WORDS))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from foundation.labels.value import Numbers
 from foundation.models.layers.conv1d import stock_state, with_linears
 from foundation.stage.context import Context
 from tests.told import Told
+from tests.word_tokenizer import write_tokenizer
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 VOCABULARY = len(WORDS) + 5
@@ -86,18 +87,6 @@ def make_features() -> Callable[..., dict[str, torch.Tensor]]:
         return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
     return make
-
-
-def write_tokenizer(folder: Path, words: list[str]) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(specials + words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.size import Passes
 from foundation.stage.context import Context
 from foundation.training.train import Batch
-from tests.distill.conftest import WORDS, write_tokenizer
+from tests.distill.conftest import WORDS
+from tests.word_tokenizer import write_tokenizer
 
 Contexts = Callable[..., Context]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.told import Told
+from tests.word_tokenizer import write_tokenizer
 
 WORDS = [
     "a",
@@ -38,19 +39,6 @@ WORDS = [
 @pytest.fixture
 def told() -> Told:
     return Told()
-
-
-def write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(specials + WORDS)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
 BERT = {
@@ -83,7 +71,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = AutoConfig.for_model(**BERT, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, WORDS)
     return folder
 
 

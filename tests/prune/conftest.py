@@ -24,6 +24,7 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.stage.context import Context
 from tests.told import Told
+from tests.word_tokenizer import write_tokenizer
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 VOCABULARY = len(WORDS) + 5
@@ -95,18 +96,6 @@ def make_features() -> Callable[..., dict[str, torch.Tensor]]:
     return make
 
 
-def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(specials + words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-
-
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Any]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
@@ -124,7 +113,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..
         if kind == "vit":
             write_json(folder / "preprocessor_config.json", image_settings(model.config))
         else:
-            write_tokenizer(folder)
+            write_tokenizer(folder, WORDS)
         return folder
 
     return write

@@ -30,8 +30,9 @@ from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from prune.surgery import KeptUnits, shrink
 from tests.problems import raises_problem
-from tests.prune.conftest import WORDS, write_tokenizer
+from tests.prune.conftest import WORDS
 from tests.prune.small_runs import pruned
+from tests.word_tokenizer import write_tokenizer
 
 pytestmark = pytest.mark.whole
 

@@ -17,6 +17,7 @@ from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
 from tests import tiny_language_models as tiny
 from tests.told import Told
+from tests.word_tokenizer import write_tokenizer
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
@@ -38,19 +39,6 @@ def images(num: int, seed: int) -> Split:
     return Split(list(rows), ClassIds(random.integers(0, 2, num)))
 
 
-def write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(specials + WORDS)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-
-
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 2 layers with 2 labels, weights large enough to give logits of size, and a tokenizer; never written to."""
@@ -69,7 +57,7 @@ def write_bert(folder: Path, layers: int = 2) -> Path:
             if parameter.ndim > 1:
                 parameter.mul_(6)
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, WORDS)
     return folder
 
 

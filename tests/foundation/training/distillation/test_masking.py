@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.training.distillation.masking import Augment, Masking, masking_of
-from tests.distill.conftest import write_tokenizer
 from tests.problems import raises_problem
+from tests.word_tokenizer import write_tokenizer
 
 MASK, SHOWN = 4, (0, 1, 2, 3, 4)
 
