@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.export.engines.test_onnxruntime_decoder import engine as alone_engine
 from tests.export.engines.test_onnxruntime_decoder import folder
 from tests.export.generation.genai_checkpoints import prompts, tokenizer
 from tests.export.generation.tiny_decoders import VOCABULARY
+from tests.triton_repo.generation.paused import Paused, running
 from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
@@ -42,35 +42,14 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_decoder, "PART", PART)
 
 
-class Paused(Batched):
-    """Steps only as often as it is let."""
-
+class PausedBatched(Paused, Batched):
     def __init__(self) -> None:
-        self.steps = threading.Semaphore(0)
-        self.free = False
         self.opened: list[OnnxDecoder] = []
-        self.errors: list[Exception] = []
         super().__init__(self._made, ENDS, ROOM, 8)
 
     def _made(self) -> OnnxDecoder:
         self.opened.append(OnnxDecoder(Path(folder("llama"), MODEL), properties(1)))
         return self.opened[-1]
-
-    def _step(self) -> None:
-        if self.free or self.steps.acquire(timeout=0.01):
-            if self.errors:
-                raise self.errors.pop()
-            super()._step()
-
-
-@contextmanager
-def batched() -> Iterator[Paused]:
-    engine = Paused()
-    engine.start()
-    yield engine
-    engine.free = True
-    engine.close()
-    assert not engine._thread.is_alive()
 
 
 def submit(
@@ -108,7 +87,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
     asked = prompts((3, 40, 14, 1, 33, 5), seed=11)
     expected = [alone(prompt) for prompt in asked]
     assert len({len(one) for one in expected}) > 2  # they end at different steps
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         first = [submit(engine, prompt) for prompt in asked[:2]]
         for _ in range(3):
             engine.steps.release()
@@ -123,7 +102,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
 
 def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
     short, long = prompts((4, 5 * PART + 3), seed=16)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
         engine.steps.release()
         reading = submit(engine, long, IGNORE_EOS=True)
@@ -145,7 +124,7 @@ def test_a_search_and_a_sample_run_beside_the_others() -> None:
         [two],
         Decoding(TOKENS, beams=3, answers=2, length_penalty=0.5, repetition_penalty=PENALTY, stop_tokens=ENDS, ignore_end=True),
     )
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         greedy = submit(engine, one)
         searched = submit(engine, two, BEAMS=3, ANSWERS=2, STREAM=False, LENGTH_PENALTY=0.5)
         sampled = submit(engine, three, TEMPERATURE=1.0, SEED=7)
@@ -161,7 +140,7 @@ def test_who_leaves_makes_room_and_changes_nobody(leaving: tuple[int, ...], monk
     monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
     asked = prompts((3, 9, 14, 3 * PART), seed=13)
     expected = [alone(prompt, stop_tokens=()) for prompt in asked]
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         clients = [submit(engine, prompt, IGNORE_EOS=True) for prompt in asked]
         for _ in range(3):
             engine.steps.release()
@@ -184,7 +163,7 @@ def test_the_prompt_of_a_search_is_read_between_the_steps_of_others() -> None:
     (best,) = alone_engine("llama").generate(
         [long], Decoding(TOKENS, beams=3, repetition_penalty=PENALTY, stop_tokens=ENDS, ignore_end=True)
     )
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
         engine.steps.release()
         searching = submit(engine, long, BEAMS=3, STREAM=False)
@@ -204,7 +183,7 @@ def test_the_prompt_of_a_search_is_read_between_the_steps_of_others() -> None:
 
 def test_searches_hold_no_more_rows_than_there_is_room_for() -> None:
     (prompt,) = prompts((5,), seed=19)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         searches = [submit(engine, prompt, BEAMS=ROOM, STREAM=False, MAX_TOKENS=4) for _ in range(3)]
         beside = submit(engine, prompt)
         for _ in range(2):
@@ -224,7 +203,7 @@ def _undecodable(ids: list[int]) -> str:
 @pytest.mark.parametrize("given", [{}, {"BEAMS": 3, "STREAM": False}, {"PIECE_SECONDS": 0.0}])
 def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) -> None:
     one, two = prompts((4, 7), seed=20)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         beside = submit(engine, one)
         broken = submit(engine, two, _undecodable, **given)
         engine.free = True
@@ -238,7 +217,7 @@ def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) ->
 def test_logits_that_are_no_numbers_end_a_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = prompts((4, 7), seed=21)
     monkeypatch.setattr(onnx_decoder.Beams, "step", lambda self, tokens, order: np.full((len(tokens), VOCABULARY), np.nan, np.float32))
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         beside, broken = submit(engine, one), submit(engine, two, BEAMS=2, STREAM=False, MAX_TOKENS=3)
         engine.free = True
         assert broken.over.wait(30)
@@ -249,7 +228,7 @@ def test_logits_that_are_no_numbers_end_a_search_alone(monkeypatch: pytest.Monke
 
 def test_after_an_error_the_engine_starts_anew() -> None:
     (prompt,) = prompts((5,), seed=14)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         engine.errors.append(RuntimeError("no memory"))
         broken = submit(engine, prompt)
         engine.free = True
@@ -263,7 +242,7 @@ def test_after_an_error_the_engine_starts_anew() -> None:
 def test_who_leaves_while_a_long_prompt_is_read_does_not_take_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
     short, long = prompts((4, 4 * PART), seed=17)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
         engine.steps.release()
         while not writing.pieces:
@@ -294,7 +273,7 @@ def test_an_answer_with_a_structure_matches_it_and_changes_no_other(sampled: dic
     asked = prompts((3, 40, 14), seed=21)
     expected = [alone(prompt) for prompt in asked]
     free = alone(asked[0], ignore_end=True)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         before = [submit(engine, prompt) for prompt in asked[:2]]
         for _ in range(2):
             engine.steps.release()
@@ -311,7 +290,7 @@ def test_an_answer_with_a_structure_matches_it_and_changes_no_other(sampled: dic
 
 def test_an_answer_with_a_structure_ends_at_its_length_and_at_a_stop_text() -> None:
     (prompt,) = prompts((5,), seed=22)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         engine.free = True
         cut = submit(engine, prompt, structure=structures().begin(Wanted(REGEX, "(cd){40}")), MAX_TOKENS=7)
         assert (text(cut), cut.pieces[-1]["FINISH_REASON"]) == ("cdcdcdc", "length")
@@ -321,7 +300,7 @@ def test_an_answer_with_a_structure_ends_at_its_length_and_at_a_stop_text() -> N
 
 def test_a_structure_that_cannot_be_continued_ends_its_answer_alone() -> None:
     one, two = prompts((5, 6), seed=23)
-    with batched() as engine:
+    with running(PausedBatched()) as engine:
         engine.free = True
         wrong = submit(engine, one, structure=structures().begin(Wanted(REGEX, "cd[0-9]")))
         right = submit(engine, two)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from foundation.standalone.language_text import LanguageText
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.export.generation.tiny_encoder_decoders import PAD, START, folder, sources
+from tests.triton_repo.generation.paused import Paused, running
 from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
@@ -32,35 +32,14 @@ ENDS = list(range(30, 60))
 ROOM = 4
 
 
-class Paused(Grouped):
-    """Steps only as often as it is let."""
-
+class PausedGrouped(Paused, Grouped):
     def __init__(self) -> None:
-        self.steps = threading.Semaphore(0)
-        self.free = False
         self.opened: list[EncoderDecoder] = []
-        self.errors: list[Exception] = []
         super().__init__(self._made, Special(START, PAD, ENDS), ROOM, 8)
 
     def _made(self) -> EncoderDecoder:
         self.opened.append(EncoderDecoder(folder("t5"), PROPERTIES, PAD))
         return self.opened[-1]
-
-    def _step(self) -> None:
-        if self.free or self.steps.acquire(timeout=0.01):
-            if self.errors:
-                raise self.errors.pop()
-            super()._step()
-
-
-@contextmanager
-def grouped() -> Iterator[Paused]:
-    engine = Paused()
-    engine.start()
-    yield engine
-    engine.free = True
-    engine.close()
-    assert not engine._thread.is_alive()
 
 
 def submit(
@@ -97,7 +76,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
     asked = sources((3, 9, 14, 1, 7, 5), seed=11)
     expected = [alone(source) for source in asked]
     assert len({len(one) for one in expected}) > 2  # they end at different steps
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         first = [submit(engine, source) for source in asked[:2]]
         for _ in range(3):
             engine.steps.release()
@@ -111,7 +90,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
 def test_an_answer_with_a_structure_matches_it_and_changes_no_other() -> None:
     asked = sources((3, 9, 14), seed=21)
     structures = Structures(LanguageText.load(folder("t5")), VOCABULARY, ENDS)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         beside = [submit(engine, source) for source in asked]
         structured = submit(engine, asked[0], structure=structures.begin(Wanted(REGEX, "[a-f]{3,9}(x|yz)")))
         engine.free = True
@@ -125,7 +104,7 @@ def test_a_search_and_a_sample_run_beside_the_others() -> None:
     one, two, three = sources((4, 8, 6), seed=12)
     with opened().begin([two] * 3) as group:
         best = search(group.step, Rules(20, ends=frozenset(ENDS), repetition_penalty=3.0), START, 3, 0.5)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         greedy = submit(engine, one)
         searched = submit(engine, two, BEAMS=3, ANSWERS=2, STREAM=False, LENGTH_PENALTY=0.5)
         sampled = submit(engine, three, TEMPERATURE=1.0, SEED=7)
@@ -139,7 +118,7 @@ def test_a_search_and_a_sample_run_beside_the_others() -> None:
 def test_who_leaves_makes_room_and_changes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
     asked = sources((3, 9, 14, 6), seed=13)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         clients = [submit(engine, source, IGNORE_EOS=True) for source in asked]
         engine.steps.release()
         engine.steps.release()
@@ -156,7 +135,7 @@ def test_who_leaves_makes_room_and_changes_nobody(monkeypatch: pytest.MonkeyPatc
 
 def test_searches_hold_no_more_rows_than_there_is_room_for() -> None:
     (source,) = sources((5,), seed=16)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         searches = [submit(engine, source, BEAMS=3, STREAM=False, MAX_TOKENS=4) for _ in range(3)]
         for _ in range(2):
             engine.steps.release()
@@ -174,7 +153,7 @@ def _undecodable(ids: list[int]) -> str:
 @pytest.mark.parametrize("given", [{}, {"BEAMS": 3, "STREAM": False}])
 def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) -> None:
     one, two = sources((4, 7), seed=15)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         beside = submit(engine, one)
         broken = submit(engine, two, _undecodable, **given)
         engine.free = True
@@ -187,7 +166,7 @@ def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) ->
 
 def test_after_an_error_the_engine_starts_anew() -> None:
     (source,) = sources((5,), seed=14)
-    with grouped() as engine:
+    with running(PausedGrouped()) as engine:
         engine.errors.append(RuntimeError("no memory"))
         broken = submit(engine, source)
         engine.free = True

@@ -3,14 +3,13 @@ vain."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.triton_repo.generation.paused import Paused, running
 from tests.triton_repo.generation.test_engine import Client, until
 from triton_repo.generation.served import engine as module
 from triton_repo.generation.served.answer import Answer
@@ -79,27 +78,10 @@ def alone(prompt: Sequence[int], tokens: int) -> list[int]:
     return text[len(prompt) :]
 
 
-class Paused(Reserving):
-    """Steps only as often as it is let, or freely."""
-
+class PausedReserving(Paused, Reserving):
     def __init__(self) -> None:
-        self.let, self.free = threading.Semaphore(0), False
         self.pages = Pages()
         super().__init__(self.pages, [END], ROOM, WAITING)
-
-    def _step(self) -> None:
-        if self.free or self.let.acquire(timeout=0.01):
-            super()._step()
-
-
-@contextmanager
-def running() -> Iterator[Paused]:
-    engine = Paused()
-    engine.start()
-    yield engine
-    engine.free = True
-    engine.close()
-    assert not engine._thread.is_alive()
 
 
 def submit(engine: Reserving, prompt: Sequence[int], tokens: int, **given: Any) -> Client:
@@ -119,12 +101,12 @@ def tokens(client: Client) -> list[int]:
 def test_answers_that_come_at_any_time_are_what_they_are_alone_within_the_memory(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [(random.integers(4, VOCABULARY, random.integers(1, 20)).tolist(), int(random.integers(1, 20))) for _ in range(14)]
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         clients = []
         for prompt, most in asked:
             clients.append(submit(engine, prompt, most))
             for _ in range(int(random.integers(0, 3))):
-                engine.let.release()
+                engine.steps.release()
         engine.free = True
         assert [tokens(client) for client in clients] == [alone(prompt, most) for prompt, most in asked]
         until(lambda: engine.running == 0 and not engine.pages.written)
@@ -133,13 +115,13 @@ def test_answers_that_come_at_any_time_are_what_they_are_alone_within_the_memory
 
 
 def test_an_answer_joins_at_the_next_step_where_there_is_room() -> None:
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         first = submit(engine, [5, 6], 8)
-        engine.let.release()
+        engine.steps.release()
         until(lambda: len(first.pieces) == 1)
         second = submit(engine, [7], 2)
         until(lambda: engine.running == 2)
-        engine.let.release()
+        engine.steps.release()
         until(lambda: len(second.pieces) == 1)
         assert len(first.pieces) == 2
         engine.free = True
@@ -147,11 +129,11 @@ def test_an_answer_joins_at_the_next_step_where_there_is_room() -> None:
 
 
 def test_who_needs_more_memory_than_is_free_waits_and_is_not_overtaken() -> None:
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         first = submit(engine, [5] * 20, 12)  # eight of twelve pages
         large, small = submit(engine, [6] * 10, 10), submit(engine, [8], 1)
         for _ in range(3):
-            engine.let.release()
+            engine.steps.release()
         until(lambda: len(first.pieces) >= 3)
         assert (engine.running, large.pieces, small.pieces) == (1, [], [])
         engine.free = True
@@ -161,10 +143,10 @@ def test_who_needs_more_memory_than_is_free_waits_and_is_not_overtaken() -> None
 
 def test_who_leaves_gives_its_memory_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         first = submit(engine, [5] * 20, 20)
         waiting = submit(engine, [6] * 10, 10)
-        engine.let.release()
+        engine.steps.release()
         until(lambda: len(first.pieces) == 1)
         first.gone = True
         until(lambda: engine.running == 1 and first.over.is_set())
@@ -173,7 +155,7 @@ def test_who_leaves_gives_its_memory_to_who_waits(monkeypatch: pytest.MonkeyPatc
 
 
 def test_prompts_of_any_length_are_read_whole_and_together_as_the_decoder_says() -> None:
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         clients = [submit(engine, prompt, 1) for prompt in ([5] * 30, [6], [7])]
         until(lambda: engine.running == 3)
         engine.free = True
@@ -182,7 +164,7 @@ def test_prompts_of_any_length_are_read_whole_and_together_as_the_decoder_says()
 
 
 def test_after_an_error_the_cache_is_empty_and_the_same_decoder_answers() -> None:
-    with running() as engine:
+    with running(PausedReserving()) as engine:
         engine.pages.errors.append(RuntimeError("no memory"))
         broken = submit(engine, [5] * 30, 18)
         engine.free = True
