@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +26,7 @@ from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
+from tests.told import Told
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [
@@ -52,29 +52,6 @@ WORDS = [
 LENGTH = 16
 TARGET = Target(engines=("openvino", "onnxruntime"), batch_sizes=(1, 4), sequence_lengths=(8,), threads=1)
 _SCRATCH = tempfile.TemporaryDirectory(prefix="sentiment-")  # removed when the test run ends
-
-
-class Silent:
-    """A progress that keeps its lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.lines.append(message)
-
-    def tick(self, label: str, message: str, figures: Mapping[str, float] | None = None) -> None:
-        self.lines.append(message)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        yield from items
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield lambda steps: None
 
 
 def drawn(kind: Any, config: Any) -> Any:
@@ -157,7 +134,7 @@ def context(
     data = Data(split, split, split, ("negative", "positive"))
     before = dict(zip(checkpoints, ["model", *checkpoints], strict=False)) | dict(inputs)
     artifacts = {name: Artifact(path, {"id": name, "digest": name, "parents": [before[name]]}) for name, path in checkpoints.items()}
-    return Context("text-classification", data, LENGTH, target, 0, Silent(), scratch, artifacts)
+    return Context("text-classification", data, LENGTH, target, 0, Told(), scratch, artifacts)
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -12,11 +12,11 @@ from export.export import Export
 from export.exporter import Exporter
 from export.reuse import Reuse
 from foundation.artifacts.artifact import Artifact
-from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.stage.context import Context
 from tests.engines_inside import inside
 from tests.export import sentiment
+from tests.told import Told
 
 pytestmark = pytest.mark.whole
 REUSED = "reused from an earlier export"
@@ -28,20 +28,6 @@ def _engines_inside() -> Iterator[None]:
         yield
 
 
-class Lines(ConsoleProgress):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__("silent")
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.lines.append(message)
-
-
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     checkpoints = {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}
@@ -49,7 +35,7 @@ def context(tmp_path: Path) -> Context:
     (tmp_path / "stages").mkdir()
     count = len(made.data.evaluation)
     answers = {name: sentiment.answers(one.path, count) for name, one in made.checkpoints.items()}
-    return replace(made, shared=tmp_path / "stages", predictions=answers, progress=Lines())
+    return replace(made, shared=tmp_path / "stages", predictions=answers, progress=Told())
 
 
 @pytest.fixture
@@ -136,12 +122,13 @@ def test_what_was_changed_is_made_again(floats: Context, tmp_path: Path) -> None
     graph.write_bytes(changed)
     second = exported(floats, tmp_path / "second")
     assert [build["folder"] for build in second["builds"]] == [build["folder"] for build in first["builds"]]
-    logged = floats.progress.lines  # type: ignore[attr-defined]
-    assert any("contents differ from the manifest" in line and line.endswith("baseline-fp32 is made again") for line in logged)
+    told = floats.progress
+    assert isinstance(told, Told)
+    assert any("contents differ from the manifest" in line and line.endswith("baseline-fp32 is made again") for line in told.warnings)
     assert (tmp_path / "second" / "baseline-fp32" / "model.onnx").read_bytes() != changed
-    before = len(logged)
+    before = len(told.lines)
     exported(floats, tmp_path / "third")
-    assert f"    {REUSED}" in logged[before:]
+    assert f"    {REUSED}" in told.lines[before:]
 
 
 def test_whatever_a_build_depends_on_is_in_its_key(context: Context, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The real server, on tiny models: hostile requests, heavy load, sudden deaths. Needs the server environment."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from foundation.core.target import Target
 from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
+from tests.told import Told
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server, service
 from triton_repo.triton_repo import TritonRepo
@@ -309,17 +309,10 @@ def test_the_server_dies_with_whoever_started_it(tmp_path, kind, number):
 def test_the_stage(tmp_path):
     """Two variants through the whole stage, answers equal to those of the engine."""
 
-    class Silent:
-        def log(self, message: str) -> None:
-            pass
-
-        def bar(self, label: str, total: int):
-            return contextlib.nullcontext(lambda _: None)
-
     prepared, rows = tiny.text_preprocessor(), tiny.TEXTS * 20
     exported = tiny.export(tmp_path / "export", prepared, rows, (("baseline", "fp32"), ("quantize", "int8")))
     data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=ClassIds(np.zeros(len(rows), np.int64))))
-    context = Context("text-classification", data, 16, Target(threads=1), 0, Silent(), tmp_path / "scratch")
+    context = Context("text-classification", data, 16, Target(threads=1), 0, Told(), tmp_path / "scratch")
     (tmp_path / "out").mkdir()
     stage = TritonRepo()
     assert stage.depends(context)["numpy"].startswith("1.")

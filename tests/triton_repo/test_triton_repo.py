@@ -15,6 +15,7 @@ from foundation.measure.answers import save_predictions
 from foundation.stage.context import Context
 from foundation.standalone.response import RESPONSES
 from tests.problems import raises_problem
+from tests.told import Told
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers, ServedWrong
@@ -25,14 +26,9 @@ from triton_repo.serving import server_of
 from triton_repo.triton_repo import TritonRepo, compare
 
 
-class Silent:
-    def log(self, message: str) -> None:
-        pass
-
-
 def context(rows, folder: Path, **target) -> Context:
     data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=ClassIds(np.zeros(len(rows), np.int64))))
-    return Context("text-classification", data, 16, Target(**target), 0, Silent(), folder)
+    return Context("text-classification", data, 16, Target(**target), 0, Told(), folder)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
 from tests.problems import raises_problem
+from tests.told import Told
 from triton_repo.config import from_text
 from triton_repo.serving import server_of
 from triton_repo.triton_repo import TritonRepo
@@ -165,11 +166,6 @@ def test_settings_that_do_not_fit_the_model_are_one_line(settings: dict[str, Any
     assert str(caught.value) == line
 
 
-class Silent:
-    def log(self, message: str) -> None:
-        pass
-
-
 def exported(root: Path, packed: Path | None) -> Artifact:
     root.mkdir()
     if packed is not None:
@@ -182,7 +178,7 @@ def context(folder: Path, device: str = "cuda") -> Context:
     data: Any = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=[]))
     folders = {"baseline": llama(), "quantize": quantized("w4a16")}
     checkpoints = {name: Artifact(made, {"id": name}) for name, made in folders.items()}
-    return Context("text-generation", data, 16, Target(device=device), 0, Silent(), folder, checkpoints=checkpoints)  # type: ignore[arg-type]
+    return Context("text-generation", data, 16, Target(device=device), 0, Told(), folder, checkpoints=checkpoints)  # type: ignore[arg-type]
 
 
 def test_the_stage_writes_it_and_says_that_it_was_not_run(tmp_path: Path, packed: Path) -> None:

@@ -25,6 +25,7 @@ from foundation.labels.vectors import Pairs
 from tests import without_clocks
 from tests.export import sentiment
 from tests.test_cascade import CASCADE, recipe
+from tests.told import Told
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.cascade import tiny_cascades
 from tests.triton_repo.test_triton_repo import context
@@ -150,7 +151,7 @@ def test_the_stage_serves_and_compares_it(tmp_path, threshold):
     exported = tiny_cascades.export(tmp_path / "export", ROWS)
     (tmp_path / "out").mkdir()
     given = replace(context(ROWS, tmp_path), cascade=tiny_cascades.artifact(tmp_path / "cascade", [threshold]))
-    TritonRepo(concurrency=(1,)).run(exported, replace(given, progress=Quiet()), tmp_path / "out")
+    TritonRepo(concurrency=(1,)).run(exported, replace(given, progress=Told()), tmp_path / "out")
     found = read(Results, tmp_path / "out" / "triton.json").cascade
     tiers = tiny_cascades.answered(ROWS, [threshold])[1]
     assert found is not None
@@ -193,19 +194,6 @@ def test_tags_numbers_and_vectors_are_served_as_they_were_certified(tmp_path, fo
     assert seen[f"rows_total,{NAME},1"] == found.rows_per_tier[0] + int((together.tiers == 1).sum())
     assert together.tiers.tolist() == answers.tiers[:8].tolist()
     np.testing.assert_allclose(together.logits, answers.logits[:8, : together.logits.shape[1]], atol=1e-6)
-
-
-class Quiet:
-    """Progress without words."""
-
-    def log(self, message: str) -> None:
-        """Says nothing."""
-
-    def bar(self, name: str, total: int):
-        """A bar that nobody sees."""
-        from contextlib import nullcontext
-
-        return nullcontext(lambda count: None)
 
 
 def test_a_run_with_a_cascade_is_served_under_its_name(tmp_path, monkeypatch):

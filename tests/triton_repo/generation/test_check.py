@@ -26,6 +26,7 @@ from foundation.measure.tokens import save_answers
 from foundation.stage.context import Context
 from tests.test_generation import recipe
 from tests.test_proposals import TARGET, stages
+from tests.told import Told
 from tests.triton_repo.generation import tiny_language as tiny
 from triton_repo import environment, layout, server
 from triton_repo.client import RequestError
@@ -37,18 +38,6 @@ from triton_repo.triton_repo import TritonRepo
 SECONDS = 7.0
 """Most time for an answer; the client waits as long."""
 PROMPTS, TOKENS = 70, 5
-
-
-class Told:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    warn = log
 
 
 class Alone:
@@ -182,7 +171,7 @@ def test_no_more_is_asked_at_once_than_the_model_takes(model: layout.Served, ask
     assert [at_once for _, _, at_once in asked] == [3, 1, 3]
     assert [row.concurrency for row in found.latency] == [1, 3]
     expected = "llama-fp32: not timed at 8 answers at once, since it takes 3 requests; raise triton_repo.max_waiting"
-    assert given.progress.lines[0] == expected  # type: ignore[attr-defined]
+    assert given.progress.warnings[0] == expected  # type: ignore[attr-defined]
     assert check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [4]).latency == ()
 
 
