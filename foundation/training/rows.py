@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,17 @@ class Rows:
     def by_length(self) -> ByLength:
         """The rows sorted by length."""
         return ByLength.of(self.lengths)
+
+    @cached_property
+    def first_equal(self) -> NDArray[np.int64]:
+        """Place of the first row with the same tokens `[n]`; its own place for rows that are not kept as tokens."""
+        first: dict[bytes, int] = {}
+        places = range(len(self.lengths))
+        if not self.tokens:
+            return np.arange(len(places))
+        spans = [slice(start, start + length) for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)]
+        digests = (sha256(b"".join(values[span].tobytes() for values in self.tokens.values())).digest() for span in spans)
+        return np.fromiter((first.setdefault(one, place) for place, one in zip(places, digests, strict=True)), np.int64, len(places))
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:

@@ -87,9 +87,10 @@ def _held(folder: Path, context: Context) -> AbstractContextManager[None]:
 
 
 def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, context: Context, label: str) -> Tensor:
-    """Returns the logits in every process; rows of similar length run together."""
+    """Returns the logits in every process; rows of similar length run together, and of equal rows, as those of a repeated file, one."""
     team, device = context.team.without_pipeline, device_of(model)
-    order = np.argsort(-rows.lengths, kind="stable")
+    distinct = np.unique(rows.first_equal)
+    order = distinct[np.argsort(-rows.lengths[distinct], kind="stable")]
     all_logits: Tensor | None = None
     with torch.no_grad(), context.progress.bar(f"{label}: teacher", len(order)) as advance:
         for start in range(BATCH_SIZE * team.data_rank, len(order) + BATCH_SIZE * team.data_rank, BATCH_SIZE * team.data_size):
@@ -97,9 +98,9 @@ def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, contex
             indices = mine if len(mine) else order[:1]  # a sharded model runs only if all processes run it together
             with torch.autocast(device.type, torch.bfloat16) if autocast == torch.bfloat16 else nullcontext():
                 logits = forward(model, on_device(rows.batch(indices), device)).cpu()
-            all_logits = torch.zeros(len(order), logits.shape[1]) if all_logits is None else all_logits
+            all_logits = torch.zeros(len(rows.lengths), logits.shape[1]) if all_logits is None else all_logits
             if len(mine):
                 all_logits[torch.from_numpy(indices)] = logits
             advance(min(BATCH_SIZE * team.data_size, len(order) - start + BATCH_SIZE * team.data_rank))
         assert all_logits is not None, "no rows"
-        return team.add(all_logits)
+        return team.add(all_logits)[torch.from_numpy(rows.first_equal)]

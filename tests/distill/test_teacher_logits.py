@@ -38,6 +38,26 @@ def test_logits_are_those_of_each_row_alone(known: tuple[Any, Rows, Context], mo
             assert torch.allclose(logits, forward(model, rows.batch(np.array([row])))[0], atol=1e-5)
 
 
+def test_equal_rows_are_computed_once(known: tuple[Any, Rows, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, context = known
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(len(rows.lengths)), np.arange(len(rows.lengths)) % 4))
+    texts = [rows.rows[place] for place in order]  # none, one, two or three times
+    repeated, ran = Rows.prepare(texts, rows.preprocessor), 0
+
+    def counted(model: torch.nn.Module, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        nonlocal ran
+        ran += len(features["input_ids"])
+        return forward(model, features)
+
+    monkeypatch.setattr(module, "forward", counted)
+    monkeypatch.setattr(module, "dtype_for", lambda *given: None)
+    found = teacher_logits(model, repeated, {"teacher": "a"}, context, "distill")
+    assert ran == len(set(texts)) < len(texts)
+    with torch.inference_mode():
+        for row, logits in enumerate(found):
+            assert torch.allclose(logits, forward(model, repeated.batch(np.array([row])))[0], atol=1e-5)
+
+
 def test_another_stage_reads_the_same_bits_and_runs_nothing(known: tuple[Any, Rows, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, context = known
     first = teacher_logits(model, rows, {"teacher": "a"}, context, "distill")
