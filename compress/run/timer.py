@@ -4,12 +4,13 @@ A checkpoint becomes an engine as in `export`, but without evaluation and parity
 ranges from a few rows and no search or training, because latency does not depend on scales. Each engine runs in its own process; the
 processes take turns and discard their warm-up (`foundation.measure.latency`).
 
-    T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        for more than `GROUP` + 1 checkpoints, in groups with the
-    first
+    T_0 = median over the groups of the median of its samples
+    T_i = T_0 / r_i, r_i the ratio of T_0 to T_i over the turns of its own group (`foundation.measure.turns`)
 
-so that few processes are alive at once, and a slow phase of the machine does not bias one group against another. The float part of an int8
-engine runs in bf16 or fp16 wherever `export` may choose that. Not supported: layers that the recipe keeps in float, because their name
-patterns may not match a model of another depth.
+More than `GROUP` + 1 checkpoints are timed in groups, each with the first checkpoint. So few processes are alive at once, and a slow phase
+of the machine biases neither one group nor one checkpoint of a group against another. The float part of an int8 engine runs in bf16 or
+fp16 wherever `export` may choose that. Not supported: layers that the recipe keeps in float, because their name patterns may not match a
+model of another depth.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.data.splits import Split
 from foundation.measure.latency import Shape, measure
+from foundation.measure.turns import ratio
 from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SCHEMES, is_static_int8
 from foundation.stage.context import Context, TimedPrecision
@@ -64,13 +66,13 @@ class Timer:
         return [self._fast_quantizer().model_dump(mode="json"), self.exporter.float_precision]
 
     def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision | Sequence[TimedPrecision]) -> list[float]:
-        """Returns the median latency of each checkpoint in ms at one shape; arguments and errors as below."""
+        """Returns the latency of each checkpoint in ms at one shape; arguments and errors as below."""
         return self.turns(checkpoints, [shape], precision)[0]
 
     def turns(
         self, checkpoints: Sequence[Path], shapes: Sequence[Shape], precision: TimedPrecision | Sequence[TimedPrecision]
     ) -> list[list[float]]:
-        """Returns for each shape the median latency of each checkpoint in ms; every checkpoint is built once.
+        """Returns for each shape the latency of each checkpoint in ms; every checkpoint is built once.
 
         Args:
             checkpoints: Float checkpoints.
@@ -86,19 +88,20 @@ class Timer:
             tracked = enumerate(self.context.progress.track(checkpoints, "building engines to time"))
             specs = [self._built(checkpoint, precisions[number], Path(folder, str(number))) for number, checkpoint in tracked]
             groups = [specs[start : start + GROUP] for start in range(1, len(specs), GROUP)] or [[]]
-            found = [self._medians([specs[0], *group], shapes) for group in groups]
+            found = [self._times([specs[0], *group], shapes) for group in groups]
         return [_joined([group[number] for group in found]) for number in range(len(shapes))]
 
-    def _medians(self, specs: list[EngineSpec], shapes: Sequence[Shape]) -> list[list[float]]:
-        """Returns for each shape the median latency in ms of engines that take turns."""
-        rows = measure(specs, shapes, self.context.progress)
-        return [[row.median_ms for _, row in rows if row.shape == shape] for shape in shapes]
+    def _times(self, specs: list[EngineSpec], shapes: Sequence[Shape]) -> list[list[float]]:
+        """Returns for each shape the latency in ms of engines that take turns: the first's median, the others' by their ratios to it."""
+        rows = [row for _, row in measure(specs, shapes, self.context.progress)]
+        at = [[row for row in rows if row.shape == shape] for shape in shapes]
+        return [[first.median_ms, *(first.median_ms / ratio(first, row).value for row in others)] for first, *others in at]
 
     def at(self, checkpoint: Path, shapes: Sequence[Shape], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; arguments and errors as above."""
         with tempfile.TemporaryDirectory(dir=self.context.scratch.parent, prefix="engines-") as folder:
             spec = self._built(checkpoint, precision, Path(folder, "0"))
-            return [times[0] for times in self._medians([spec], shapes)]
+            return [times[0] for times in self._times([spec], shapes)]
 
     def _built(self, checkpoint: Path, precision: TimedPrecision, folder: Path) -> EngineSpec:
         """Builds the engine of a checkpoint in a new folder, in int8 quantized before."""

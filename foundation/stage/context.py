@@ -34,7 +34,8 @@ class MeasureLatency(Protocol):
     def __call__(
         self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision | Sequence[TimedPrecision]
     ) -> list[float]:
-        """Returns the median latency in ms of float checkpoints in the first engine of the target.
+        """Returns the latency in ms of float checkpoints in the first engine of the target: the median of the first, and of each other its
+        ratio to the first over the turns.
 
         Args:
             checkpoints: The checkpoints.
@@ -45,7 +46,7 @@ class MeasureLatency(Protocol):
     def turns(
         self, checkpoints: Sequence[Path], shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision | Sequence[TimedPrecision]
     ) -> list[list[float]]:
-        """Returns for each shape the median latency in ms of each checkpoint, which is built once; see above."""
+        """Returns for each shape the latency in ms of each checkpoint, which is built once; see above."""
 
     def at(self, checkpoint: Path, shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; see above."""

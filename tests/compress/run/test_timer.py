@@ -64,6 +64,19 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
     assert not list(tmp_path.glob("engines-*"))
 
 
+def test_a_slow_phase_in_the_turns_of_all_changes_no_ratio(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The medians of the samples fall into different phases of the machine: 1.0 and 0.6 ms, where each turn says four times."""
+
+    def measured(jobs: Any, shapes: Any, progress: Any) -> list[tuple[int, Timing]]:
+        slow = Timing(batch=1, sequence=8, p50_ms=1.0, turns_ms=(1.0, 1.0, 2.4))
+        fast = Timing(batch=1, sequence=8, p50_ms=0.6, turns_ms=(0.25, 0.25, 0.6))
+        return [(0, slow), (1, fast)]
+
+    monkeypatch.setattr(Timer, "_engine", lambda self, checkpoint, folder: Built(folder.name))
+    monkeypatch.setattr("compress.run.timer.measure", measured)
+    assert Timer(context, Quantize(), Export())([tmp_path] * 2, (1, 8), "fp32") == pytest.approx([1.0, 0.25])
+
+
 def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) -> None:
     from foundation.models.folder import Checkpoint
     from foundation.schemes.checkpoint import load_quantization
