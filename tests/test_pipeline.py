@@ -278,6 +278,15 @@ def test_plan_equals_the_run(recipe: Recipe, finished: Outcome) -> None:
     assert predicted == pytest.approx(sum(found.size_bytes for found in made.values()), rel=0.5)  # a tiny model is mostly graph
 
 
+def test_a_copy_without_hidden_files_goes_on(recipe: Recipe, copy: Path) -> None:
+    hidden = sorted(copy.rglob(".*"), reverse=True)
+    assert hidden
+    for path in hidden:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = run(recipe, copy, progress=ConsoleProgress("quiet"))
+    assert all(stage["cached"] for stage in again.report["stages"])
+
+
 def test_second_writer_gets_one_clear_line(recipe: Recipe, copy: Path) -> None:
     with locked(copy), pytest.raises(InputError, match="is writing to it") as caught:
         run(recipe, copy, progress=ConsoleProgress("quiet"))
