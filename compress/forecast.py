@@ -31,6 +31,7 @@ from compress.run.steps import plan_steps
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, DamagedArtifact
 from foundation.core.errors import InputError
+from foundation.core.step_names import BASELINE
 from foundation.labels.tasks import num_classes
 from foundation.models.importing import check_model
 from foundation.models.inputs.tokenizer import resolve_tokenizer
@@ -99,11 +100,13 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     sizes: dict[str, Counts] = {}
     planned: list[PlannedStep] = []
     for step in steps:
+        alias = {BASELINE: next(iter(variants))} if variants else {}
         if (named := input_named(step)) is not None:
-            name = next(iter(variants)) if named == "baseline" else named
+            name = alias.get(named, named)
             config, size = variants[name].config, sizes[name]
         before, layers = size.macs, sum(depths_of(config) or (UNKNOWN_DEPTH,))
-        placed = step.among({name: variant.config for name, variant in variants.items()}, config)
+        models = {name: variant.config for name, variant in variants.items()}
+        placed = step.among({**models, **{name: models[own] for name, own in alias.items()}}, config)
         after = placed.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)

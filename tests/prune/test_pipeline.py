@@ -126,12 +126,13 @@ def test_the_plan_of_a_uniform_allocation_is_what_comes_of_it(tmp_path: Path) ->
     assert (size.parameters, size.macs) == tuple(outcome.report["variants"][1][key] for key in ("parameters", "macs"))
 
 
-def test_a_plan_counts_what_a_student_is_faster_than_the_model_of_over(tmp_path: Path) -> None:
-    """One layer of two is twice as fast: three times as fast as both is 1.5 times as fast as the one."""
+@pytest.mark.parametrize("first", [[], [{"finetune": {"epochs": 0.5}}]], ids=["model", "finetune"])
+def test_a_plan_counts_what_a_student_is_faster_than_the_model_of_over(first: list[dict[str, Any]], tmp_path: Path) -> None:
+    """One layer of two is twice as fast: three times as fast as both is 1.5 times as fast as the one. The baseline may be fine-tuned."""
     sizes = []
     for speedup in ({"speedup": 1.5}, {"speedup": 3.0, "over": "baseline"}, {"speedup": 3.0}):
         cut = {"measure": "latency", "allocation": "uniform", "multiple_of": 8, "recover": None, **speedup}
-        asked = recipe(tmp_path, [{"distill": {"epochs": 0.5, "student": {"layers": 1}}}, {"prune": cut}])
+        asked = recipe(tmp_path, [*first, {"distill": {"epochs": 0.5, "student": {"layers": 1}}}, {"prune": cut}])
         steps = steps_of(asked, Path("absent"), prepare(asked, Path("absent"), ConsoleProgress("quiet")))
         sizes.append(next(entry.size for entry in steps if entry.step.id == "prune"))
     alone, counted, further = sizes
