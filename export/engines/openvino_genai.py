@@ -356,7 +356,8 @@ def speculating(speculation: Speculation | None) -> dict[str, object]:
         return {}
     if speculation.draft is None:
         return {"prompt_lookup": True}
-    properties = {name: value for name, value in speculation.properties.items() if name != BACKEND}
+    given = for_this_cpu(openvino.Core(), speculation.properties)
+    properties = {name: value for name, value in given.items() if name != BACKEND}
     return {"draft_model": openvino_genai.draft_model(str(Path(speculation.draft).parent), "CPU", **properties)}
 
 

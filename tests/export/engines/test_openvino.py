@@ -112,6 +112,16 @@ def test_the_placement_is_what_the_compiled_model_reports(mode: str, float_build
     assert engine.placement() == {"device": "cpu", "provider": "OpenVINO CPU", "float_precision": "fp32"}
 
 
+def test_tensors_are_not_probed_in_bf16_that_the_processor_lacks(
+    float_build: Path, prepared: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foundation.standalone.openvino_request.computes_bf16", lambda core: False)
+    engine = OpenVino(replace(spec(float_build, "static"), float_precision="bf16"))
+    with pytest.warns(UserWarning, match="no bfloat16"):
+        found = engine.probe(["logits"], prepared.encode(["good"], 8))
+    np.testing.assert_allclose(found["logits"], OpenVino(spec(float_build, "dynamic")).predict(prepared.encode(["good"], 8)), atol=1e-5)
+
+
 def test_bf16_is_reported_where_the_processor_has_it_alone(float_build: Path) -> None:
     engine = OpenVino(replace(spec(float_build, "dynamic"), float_precision="bf16"))
     assert engine.placement()["float_precision"] == ("bf16" if computes_bf16() else "fp32")

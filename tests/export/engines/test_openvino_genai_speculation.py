@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.engines.openvino_genai import OpenVinoGenai
+from export.engines.openvino_genai import OpenVinoGenai, speculating
 from export.engines.spec import EngineSpec
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.errors import InputError
@@ -185,3 +185,14 @@ def test_a_spec_travels_with_what_proposes() -> None:
     sent = replace(spec("llama"), speculation=Speculation(3, "draft.xml", {"a": "b"}))
     assert EngineSpec.from_message(sent.message()) == sent
     assert EngineSpec.from_message(spec("llama").message()) == spec("llama")
+
+
+def test_neither_a_model_nor_its_draft_is_opened_for_bfloat16_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.standalone.openvino_request.computes_bf16", lambda core: False)
+    given = spec("llama")
+    half = {**given.properties, "INFERENCE_PRECISION_HINT": "bf16"}
+    with pytest.warns(UserWarning, match="no bfloat16"):
+        opened = OpenVinoGenai(replace(given, properties=half))
+    assert opened.placement()["float_precision"] == "fp32"
+    with pytest.warns(UserWarning, match="no bfloat16"):
+        speculating(Speculation(DRAFTED, given.path, half))

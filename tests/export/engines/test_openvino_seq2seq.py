@@ -19,7 +19,7 @@ from export.generation.prompts import ENDED, Prompts, greedy
 from foundation.core.decoding import Decoding
 from foundation.labels.next_token import answers_of, labels_of, perplexity
 from foundation.models.checkpoint import load, load_float
-from foundation.standalone.encoder_decoder import DECODER
+from foundation.standalone.encoder_decoder import DECODER, EncoderDecoder
 from foundation.standalone.preprocess import TokenPair
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.test_codes import ZERO_POINTS
@@ -185,3 +185,11 @@ def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | Non
     assert {told.get(f"{name}/MatMul") for name in names} == {TOLD[scheme]}
     assert told[f"{head}/MatMul"] == "fp32"
     assert len(names) < VOCABULARY
+
+
+def test_graphs_are_not_compiled_for_bfloat16_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.standalone.openvino_request.computes_bf16", lambda core: False)
+    with pytest.warns(UserWarning, match="no bfloat16"):
+        opened = EncoderDecoder(folder("t5", None), properties(1, "bf16", "fp32"), 0)
+    told = [one.get_property("INFERENCE_PRECISION_HINT").get_type_name() for one in (opened.encoder, opened.decoder)]
+    assert told == ["f32", "f32"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 
-from foundation.standalone.openvino_request import Request, compiled, for_this_cpu
+from foundation.standalone.openvino_request import Request, compiled, computes_bf16, for_this_cpu
 
 WIDTH = 5
 
@@ -204,9 +204,20 @@ class Cpu:
 
 def test_bfloat16_is_computed_where_the_cpu_has_it_and_float32_elsewhere() -> None:
     """OpenVINO 2026.4.1 emulates bfloat16 on a CPU with AVX-512 alone, 34 times slower than float32."""
+    assert [computes_bf16(Cpu("FP32", *more)) for more in (["BF16"], ["INT8"])] == [True, False]
     given = {"INFERENCE_PRECISION_HINT": "bf16", "NUM_STREAMS": "1"}
     assert for_this_cpu(Cpu("FP32", "INT8", "BF16"), given) == given
     with pytest.warns(UserWarning, match="no bfloat16"):
         assert for_this_cpu(Cpu("FP32", "INT8"), given) == {**given, "INFERENCE_PRECISION_HINT": "f32"}
     for other in ({}, {"INFERENCE_PRECISION_HINT": "f32"}):
         assert for_this_cpu(Cpu("FP32"), other) == other
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_model_is_not_compiled_for_bfloat16_that_the_cpu_lacks(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.standalone.openvino_request.computes_bf16", lambda core: False)
+    x = ops.parameter([-1, WIDTH], np.float32, name="x")
+    network = openvino.Model([ops.matmul(x, np.ones((WIDTH, WIDTH), np.float32), False, False)], [x], "small")
+    with pytest.warns(UserWarning, match="no bfloat16"):
+        model = compiled(openvino.Core(), network, shape, {"INFERENCE_PRECISION_HINT": "bf16"})
+    assert model.get_property("INFERENCE_PRECISION_HINT") == openvino.Type.f32

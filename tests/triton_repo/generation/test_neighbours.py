@@ -6,6 +6,7 @@ What is wrong is refused before it reaches the engine. What is taken is answered
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -288,3 +289,15 @@ def others(model: Served) -> st.SearchStrategy[list[tuple[int, Inputs]]]:
     """Returns up to four requests, each with the steps of the steady answer after which it comes."""
     when = st.one_of(st.just(BEFORE), st.integers(0, 12))
     return st.lists(st.tuples(when, requests(model.opened.limits, model.beams)), min_size=1, max_size=4)
+
+
+def test_neither_a_model_nor_its_draft_is_opened_for_bfloat16_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.standalone.openvino_request.computes_bf16", lambda core: False)
+    half = {**PROPERTIES, "ATTENTION_BACKEND": MODES["paged"], "INFERENCE_PRECISION_HINT": "bf16"}
+    proposals = {"proposals": json.dumps({"tokens": 3, "draft": True, "properties": half})}
+    files = tiny_language.genai_folder("llama")
+    folder = _version("bf16", genai.GENAI, files)
+    (folder / genai.DRAFT).symlink_to(files)
+    with pytest.warns(UserWarning, match="no bfloat16") as warned:
+        genai.open_model(folder, {**_settings("paged", half), **proposals})
+    assert len(warned) == 2
