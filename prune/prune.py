@@ -100,7 +100,11 @@ class Prune(PruneSettings):
 
         model = on_meta(config)
         structure = Structure.of(model, self.key)
-        return self.cost(model, structure, None).total(), f"{config.model_type} with {structure.sizes.hidden} channels"
+        sizes = structure.sizes
+        kind = f"{config.model_type} with {sizes.hidden} channels and heads of {sizes.head_dim}" + ", which tokens leave" * bool(
+            sizes.tokens
+        )
+        return self.cost(model, structure, None).total(), kind
 
     def work(self, passes: Passes, data: Data) -> float:
         """Forward and backward passes over calibration rows, passes for skipped and scanned layers, and the training of what is left."""

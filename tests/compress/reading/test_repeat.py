@@ -22,8 +22,8 @@ from tests import tiny_sounds
 from tests.problems import raises_problem
 
 TIMES = 3
-LETTERS = {"few": "abc", "many": "xyz", "test": "mno", "validation": "pqr"}
-COUNTS = {"few": 30, "many": 60, "test": 20, "validation": 20}
+LETTERS = {"few": "abc", "many": "xyz", "more": "uvw", "test": "mno", "validation": "pqr"}
+COUNTS = {"few": 30, "many": 35, "more": 25, "test": 20, "validation": 20}
 TASKS = {
     "text-classification": lambda text, number, file: {"text": text, "label": number % 2},
     "multi-label-classification": lambda text, number, file: {"text": text, "label": [["p"], ["q", "r"]][number % 2]},
@@ -64,10 +64,10 @@ def write(folder: Path, task: str, letters: str, name: str) -> None:
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def load(folder: Path, task: Any, repeat: int, **files: str) -> Data:
-    train = [{"file": "few.jsonl", "repeat": repeat}, "many.jsonl"]
+def load(folder: Path, task: Any, repeat: int, *, labelled: bool = True, **files: str) -> Data:
+    train = ["many.jsonl", {"file": "few.jsonl", "repeat": repeat}, "more.jsonl"]  # blocks begin and end in the middle one
     columns = {"negative": "negative"} if task == "sentence-triplets" else {}
-    config = {"path": str(folder), "max_length": 16, "columns": columns, "files": {"train": train, **files}}
+    config = {"path": str(folder), "max_length": 16, "columns": columns, "files": {"train": train, **files}, "train_labels": labelled}
     trained = None if task.startswith(("image-c", "speech")) else TrainTokenizer(train="bpe", vocab_size=300)
     return load_data(DataConfig.model_validate(config), task, None, lambda line: None, trained)
 
@@ -110,6 +110,7 @@ def test_rows_of_a_file_are_trained_on_so_many_times_and_nothing_else_changes(ta
         assert [contents(split) for split in (repeated.selection, repeated.evaluation)] == [
             contents(split) for split in (once.selection, once.evaluation)
         ]
+        assert all(split.repeats is None for split in (repeated.train, repeated.selection, repeated.evaluation))
         again = load(tmp_path, task, TIMES + 1, **named)
         assert len({once.digest, repeated.digest, again.digest}) == 3
         assert len(again.train) - len(repeated.train) == (len(repeated.train) - len(once.train)) // (TIMES - 1)
@@ -119,9 +120,12 @@ def test_labels_stay_with_the_rows_that_repeat(tmp_path: Path) -> None:
     for name, letters in LETTERS.items():
         write(tmp_path, "text-classification", letters, name)
     data = load(tmp_path, "text-classification", TIMES, test="test.jsonl", validation="validation.jsonl")
-    given = {words(LETTERS[name], number): number % 2 for name in ("few", "many") for number in range(COUNTS[name])}
+    given = {words(LETTERS[name], number): number % 2 for name in ("few", "many", "more") for number in range(COUNTS[name])}
     assert [given[str(row)] for row in data.train.rows] == data.train.labels.array.tolist()
-    assert data.train.rows[: COUNTS["few"]] != data.train.rows[COUNTS["few"] : 2 * COUNTS["few"]]  # no row follows itself
+    assert all(row != following for row, following in itertools.pairwise(data.train.rows))
+    blank = load(tmp_path, "text-classification", TIMES, labelled=False, test="test.jsonl", validation="validation.jsonl")
+    assert blank.train.rows == data.train.rows
+    assert not blank.train.labels.KNOWN
 
 
 def test_copies_of_an_image_are_one_image_to_a_loss(tmp_path: Path) -> None:
@@ -138,10 +142,31 @@ def test_copies_of_an_image_are_one_image_to_a_loss(tmp_path: Path) -> None:
     assert pairs == [*range(len(split) // 2)]
 
 
+def test_an_image_of_several_files_repeats_as_often_as_the_file_that_repeats_most(tmp_path: Path) -> None:
+    for name, letters in LETTERS.items():
+        write(tmp_path, "image-text-retrieval", letters, name)
+    for name in ("many", "more"):
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps({"image": "few-0.png", "text": name}) + "\n")
+    counts = Counter(load(tmp_path, "image-text-retrieval", TIMES, test="test.jsonl", validation="validation.jsonl").train.rows)
+    assert (counts["many"], counts["more"]) == (TIMES, TIMES)
+
+
+def test_a_file_without_text_moves_no_repeats_to_another(tmp_path: Path) -> None:
+    for name, letters in LETTERS.items():
+        write(tmp_path, "text-generation", letters, name)
+    for name in ("many", "more"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": ""}\n' + (tmp_path / "more.jsonl").read_text() * (name == "more"))
+    for files in ({}, {"test": "test.jsonl"}):
+        data = load(tmp_path, "text-generation", TIMES, **files)
+        assert {count for (name, _), count in counted(data, tmp_path).items() if name == "few"} == {TIMES}
+        assert {count for (name, _), count in counted(data, tmp_path).items() if name == "many"} == {1}
+
+
 def test_a_mistake_in_a_file_that_repeats_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "few.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n')
-    write(tmp_path, "text-classification", "xyz", "many")
-    write(tmp_path, "text-classification", "mno", "test")
+    for name in ("many", "more", "test"):
+        write(tmp_path, "text-classification", LETTERS[name], name)
     with raises_problem("few.jsonl line 2", "no label") as error:
         load(tmp_path, "text-classification", 1000, test="test.jsonl")
     assert len(error.value.problems) == 1

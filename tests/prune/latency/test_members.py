@@ -133,6 +133,11 @@ def test_a_plan_counts_the_speedup_that_the_incoming_model_has(make_model: Calla
 
 
 def test_a_speedup_over_a_model_with_other_blocks_is_refused(make_model: Callable[..., Any]) -> None:
-    narrow, wide = (make_model("bert", hidden_size=width, intermediate_size=64).config for width in (32, 64))
-    with raises_problem("stages.prune.over", "64 channels", "32 channels"):
-        Prune(**QUICK, speedup=3.0, over="whole").among({"whole": wide}, narrow)
+    narrow, wide, few = (
+        make_model("bert", hidden_size=width, num_attention_heads=heads, intermediate_size=64).config
+        for width, heads in ((32, 4), (64, 8), (32, 2))
+    )
+    shorter = Prune(tokens=0.5, sparsity=0).config_after(narrow)
+    for other, told in ((wide, "64 channels"), (few, "heads of 16"), (shorter, "which tokens leave")):
+        with raises_problem("stages.prune.over", told, "32 channels and heads of 8;"):
+            Prune(**QUICK, speedup=3.0, over="whole").among({"whole": other}, narrow)
