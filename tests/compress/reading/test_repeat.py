@@ -14,7 +14,7 @@ import pytest
 from compress.reading.images import digits
 from compress.reading.load import load_data
 from foundation.data.config import DataConfig
-from foundation.data.splits import Data, Split
+from foundation.data.splits import Data, Split, content_key
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window
@@ -64,10 +64,10 @@ def write(folder: Path, task: str, letters: str, name: str) -> None:
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def load(folder: Path, task: Any, repeat: int, *, labelled: bool = True, **files: str) -> Data:
+def load(folder: Path, task: Any, repeat: int, *, labelled: bool = True, length: int = 16, **files: str) -> Data:
     train = ["many.jsonl", {"file": "few.jsonl", "repeat": repeat}, "more.jsonl"]  # blocks begin and end in the middle one
     columns = {"negative": "negative"} if task == "sentence-triplets" else {}
-    config = {"path": str(folder), "max_length": 16, "columns": columns, "files": {"train": train, **files}, "train_labels": labelled}
+    config = {"path": str(folder), "max_length": length, "columns": columns, "files": {"train": train, **files}, "train_labels": labelled}
     trained = None if task.startswith(("image-c", "speech")) else TrainTokenizer(train="bpe", vocab_size=300)
     return load_data(DataConfig.model_validate(config), task, None, lambda line: None, trained)
 
@@ -157,10 +157,13 @@ def test_a_file_without_text_moves_no_repeats_to_another(tmp_path: Path) -> None
         write(tmp_path, "text-generation", letters, name)
     for name in ("many", "more"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": ""}\n' + (tmp_path / "more.jsonl").read_text() * (name == "more"))
-    for files in ({}, {"test": "test.jsonl"}):
-        data = load(tmp_path, "text-generation", TIMES, **files)
-        assert {count for (name, _), count in counted(data, tmp_path).items() if name == "few"} == {TIMES}
-        assert {count for (name, _), count in counted(data, tmp_path).items() if name == "many"} == {1}
+    for length, files in itertools.product(range(8, 32), ({}, {"test": "test.jsonl"})):  # at some length a block ends where a file does
+        data = load(tmp_path, "text-generation", TIMES, length=length, **files)
+        assert data.tokenizer is not None
+        end = data.tokenizer.ids["eos_token_id"]  # a block that begins with it may begin with that of the file that repeats
+        begun = {content_key(row) for row in data.train.rows if isinstance(row, np.ndarray) and row[0] == end}
+        found = {(name, count) for (name, key), count in counted(data, tmp_path).items() if key not in begun}
+        assert found == {("few", TIMES), ("many", 1)}
 
 
 def test_a_mistake_in_a_file_that_repeats_is_told_once(tmp_path: Path) -> None:
