@@ -3,11 +3,12 @@
 # The guess was the error that a Summary promises for each of its quantiles, by default 0.05 of the ranks for the median, 0.01 for 90 % and 0.001 for
 # 99 %: that is what the second number of its invariants is for.
 #
-# Seen (2026-12-01): of 500 observations the median has rank 0.27, the quantile for 90 % has 0.45 and the quantile for 99 % has 0.49, in whatever order they
-# come. Whoever alerts on the 99th percentile of a service sees its median. Where values rise from first to last it stays so; in random order
-# the ranks rise slowly: of 5,000 the quantile for 99 % has 0.9, and of 20,000 it has 0.97. The sum and the count are right. Nothing warns. claws/aioprometheus#10 (2017) and
-# matttproud/python_quantile_estimation#1 (2020) say so, and are open; the Ruby original counted inputs twice (matttproud/ruby_quantile_estimation#11).
-# prometheus-summary 0.1.6, with quantile-estimator 0.1.3 and the same settings, is off by 0.01 at most, and by 0.06 for the median.
+# Seen (2026-12-01): of 500 observations the median has rank 0.27, the quantile for 90 % has 0.45 and the quantile for 99 % has 0.49, in whatever order
+# they come. Whoever alerts on the 99th percentile of a service sees its median. Where values rise from first to last it stays so; in random order the
+# ranks rise slowly: of 5,000 the quantile for 99 % has 0.9, and of 20,000 it has 0.97. The sum and the count are right. Nothing warns.
+# claws/aioprometheus#10 (2017) and matttproud/python_quantile_estimation#1 (2020) say so, and are open; the Ruby original counted inputs twice
+# (matttproud/ruby_quantile_estimation#11). prometheus-summary 0.1.6, with quantile-estimator 0.1.3 and the same settings, is off by 0.01 at most, and
+# by 0.06 for the median.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
