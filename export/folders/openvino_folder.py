@@ -27,10 +27,16 @@ from foundation.core.errors import InputError
 from foundation.labels.facts import Facts
 
 NETWORK = "openvino_model.xml"
-SETTINGS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "ATTENTION_BACKEND")
+PRECISION = "INFERENCE_PRECISION_HINT"
+SETTINGS = (PRECISION, "KV_CACHE_PRECISION", "ATTENTION_BACKEND")
 """Properties of an engine that change its answers, as far as it has them."""
 OF_PIPELINES = "ATTENTION_BACKEND"
 """Of these the one that OpenVINO GenAI alone knows."""
+NO_TOKENIZER = "The folder has no graph of the tokenizer: programs read tokenizer.json."
+NEEDS_BF16 = (
+    f'`{PRECISION}: "bf16"` is for CPUs with bfloat16 arithmetic. On a CPU with AVX-512 and without it give `"f32"`, as OpenVINO would '
+    "emulate bfloat16 there, tens of times slower."
+)
 
 
 def write(source: Source, out: Path) -> Written:
@@ -59,7 +65,7 @@ def write(source: Source, out: Path) -> Written:
         copy_settings(source.checkpoint.folder, out)
         _write_network(built.file, out / NETWORK, facts.finds_spans)
     fit_to_graph(source, out, _inputs(out / NETWORK))
-    return Written(built, snippets(facts, built), library="sentence-transformers" if facts.embeds_texts else "")
+    return Written(built, snippets(facts, built), _remarks(built), library="sentence-transformers" if facts.embeds_texts else "")
 
 
 def snippets(facts: Facts, built: Built) -> tuple[Snippet, ...]:
@@ -88,14 +94,19 @@ def _copied(source: Source, out: Path, key: str) -> Written:
     own = "{" + ", ".join(part for part in properties.strip("{}").split(", ") if OF_PIPELINES not in part) + "}"
     pipeline = f'model = openvino_genai.LLMPipeline("{PLACE}", "CPU", **{properties})\n'
     pipeline += 'print(model.generate("Once upon a time", max_new_tokens=32))'
+    without = () if (out / "openvino_tokenizer.xml").is_file() else (NO_TOKENIZER,)
     return Written(
         built,
         (
             Snippet("OpenVINO GenAI", f"import openvino_genai\n\n{pipeline}"),
             optimum(source.facts, "intel", "OV", f"ov_config={own}"),
         ),
-        () if (out / "openvino_tokenizer.xml").is_file() else ("The folder has no graph of the tokenizer: programs read tokenizer.json.",),
+        (*without, *_remarks(built)),
     )
+
+
+def _remarks(built: Built) -> tuple[str, ...]:
+    return (NEEDS_BF16,) if built.engine.properties.get(PRECISION) == "bf16" else ()
 
 
 def _properties(built: Built) -> str:

@@ -169,8 +169,9 @@ def test_decoders_in_compressed_tensors_hold_the_codes(scheme: str, tmp_path: Pa
     assert found.as_torch
 
 
-def test_a_decoder_as_openvino_is_the_folder_that_answered_in_the_run(tmp_path: Path) -> None:
-    given = {**HINT, "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA", "INFERENCE_NUM_THREADS": "1"}
+@pytest.mark.parametrize(("hint", "remarks"), [("f32", ()), ("bf16", (openvino_folder.NEEDS_BF16,))])
+def test_a_decoder_as_openvino_is_the_folder_that_answered_in_the_run(hint: str, remarks: tuple[str, ...], tmp_path: Path) -> None:
+    given = {openvino_folder.PRECISION: hint, "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA", "INFERENCE_NUM_THREADS": "1"}
     genai = tmp_path / "quantize-int8" / "genai"
     genai.mkdir(parents=True)
     for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "generation_config.json", "tokenizer.json"):
@@ -185,10 +186,10 @@ def test_a_decoder_as_openvino_is_the_folder_that_answered_in_the_run(tmp_path: 
         assert (tmp_path / "out" / copied.name).read_bytes() == copied.read_bytes()
     assert (tmp_path / "out" / "config.json").is_file()
     assert not list((tmp_path / "out").glob("*.safetensors"))
-    assert found.remarks == ()
-    properties = '{"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA"}'  # no number of threads
+    assert found.remarks == remarks
+    properties = f'{{"INFERENCE_PRECISION_HINT": "{hint}", "KV_CACHE_PRECISION": "f32", "ATTENTION_BACKEND": "PA"}}'  # no number of threads
     assert f"**{properties})" in found.snippets[0].code
-    assert 'ov_config={"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}' in found.snippets[1].code
+    assert f'ov_config={{"INFERENCE_PRECISION_HINT": "{hint}", "KV_CACHE_PRECISION": "f32"}}' in found.snippets[1].code
 
 
 def test_what_a_format_cannot_hold_is_refused_in_one_line(int8_build: Path, tmp_path: Path) -> None:
