@@ -258,7 +258,7 @@ def locked(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}", "is a file", remedy="give a new folder, or the folder of an earlier run, with --out DIR")
     # copies often lack hidden files: `cp -r RUN/*`, artifacts of CI
-    known = any((folder / name).exists() for name in (".lock", LOCK_FILE))
+    known = (folder / ".lock").exists() or ((folder / LOCK_FILE).exists() and (folder / "stages").is_dir())
     if folder.exists() and any(folder.iterdir()) and not known:
         raise InputError(f"{folder}", "not empty and not a run folder", remedy="give another folder with --out DIR")
     folder.mkdir(parents=True, exist_ok=True)

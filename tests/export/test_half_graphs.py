@@ -174,7 +174,8 @@ def judged(tmp_path: Path, build: Build, answers: dict[Any, Any], half: str = "f
     graphs = HalfGraphs(context, "auto", "fp16")
     made = Exporter(build, context, tmp_path / "out", "auto", answers, Agreement(context, Generation()), graphs)
     entries = [Engine(engine="tensorrt", mode="dynamic", float_precision=name, runnable=True) for name in ("fp32", half)]
-    return made._judgement("tensorrt", entries), context.progress.lines
+    found = made._judgement("tensorrt", entries)
+    return found, [*context.progress.lines, *context.progress.warnings]
 
 
 ONES = np.ones((1, 4), np.int64)

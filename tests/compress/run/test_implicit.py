@@ -21,14 +21,14 @@ BUILDS = [("baseline", "fp32"), ("prune", "fp32"), ("quantize", "int8"), ("prune
 
 
 def timed(tmp_path: Path, names: tuple[str, ...], **target: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Returns variant, precision and mode of what is timed in torch, and what was logged."""
+    """Returns variant, precision and mode of what is timed in torch, and the warnings."""
     builds = [{"variant": name, "precision": precision, "folder": f"{name}-{precision}"} for name, precision in BUILDS if name in names]
     (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
     checkpoints = {name: sentiment.checkpoint() for name in names}
     context = sentiment.context(tmp_path, checkpoints, Target(engines=("torch",), **target))
     jobs = in_torch(Artifact(tmp_path, {}), context)
     assert all(spec.engine == "torch" and spec.precision == spec.float_precision for _, spec in jobs)
-    return [(variant, spec.precision, spec.mode) for variant, spec in jobs], context.progress.lines
+    return [(variant, spec.precision, spec.mode) for variant, spec in jobs], context.progress.warnings
 
 
 BASELINE = [("baseline", "fp32", "eager"), ("baseline", "bf16", "eager")]
