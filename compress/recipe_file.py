@@ -47,17 +47,16 @@ def read_file(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
             raise InputError(f"{path}", f"recipe: {shown(raw)} given", "a map is allowed: `compress run` writes this file")
     raw = {str(key): value for key, value in raw.items()}
     parent = raw.pop("extends", None)
-    if parent is None:
-        _resolve_paths(raw, path.resolve().parent, _stage_ids(raw))
-        return raw
-    if not isinstance(parent, str):
-        raise InputError(f"{path}", f"extends: {shown(parent)} given", "the path of another recipe is allowed")
-    base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
-    if base in (*seen, path.resolve()):
-        raise InputError(f"{path}", f"extends: {parent} leads back to itself")
-    merged = _merge(read_file(base, (*seen, path.resolve())), raw)
-    _resolve_paths(raw, path.resolve().parent, _stage_ids(merged))
-    return _merge(merged, raw)
+    base: dict[str, object] = {}
+    if parent is not None:
+        if not isinstance(parent, str):
+            raise InputError(f"{path}", f"extends: {shown(parent)} given", "the path of another recipe is allowed")
+        extended = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
+        if extended in (*seen, path.resolve()):
+            raise InputError(f"{path}", f"extends: {parent} leads back to itself")
+        base = read_file(extended, (*seen, path.resolve()))
+    _resolve_paths(raw, path.resolve().parent, _stage_ids({**base, **raw}))
+    return _merge(base, raw)
 
 
 def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -81,7 +80,7 @@ def _resolve_paths(raw: dict[str, object], folder: Path, ids: Sequence[str]) -> 
     Args:
         raw: The recipe, or a part of it.
         folder: The folder that its paths are relative to.
-        ids: The ids of the stages of the whole recipe. As a teacher they are stages, also where a folder has the same name.
+        ids: Ids of the stages of the whole recipe. A teacher with such a name is a stage, even if a folder has the same name.
     """
 
     def is_stage(value: str) -> bool:
@@ -160,7 +159,7 @@ def put(raw: dict[str, object], parts: Sequence[str], value: object, setting: st
         return
     _check_below(raw, parts, 0, setting)
     override = _nest(parts, value)
-    _resolve_paths(override, Path.cwd(), _stage_ids(_merge(raw, override)))
+    _resolve_paths(override, Path.cwd(), _stage_ids({**raw, **override}))
     merged = _merge(raw, override)
     raw.clear()
     raw.update(merged)

@@ -101,9 +101,8 @@ class Prune(PruneSettings):
         model = on_meta(config)
         structure = Structure.of(model, self.key)
         sizes = structure.sizes
-        kind = f"{config.model_type} with {sizes.hidden} channels and heads of {sizes.head_dim}" + ", which tokens leave" * bool(
-            sizes.tokens
-        )
+        tokens = ", which tokens leave" if sizes.tokens else ""
+        kind = f"{config.model_type} with {sizes.hidden} channels and heads of {sizes.head_dim}{tokens}"
         return self.cost(model, structure, None).total(), kind
 
     def work(self, passes: Passes, data: Data) -> float:

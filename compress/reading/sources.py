@@ -42,7 +42,6 @@ HEADED, QUOTED = (".csv", ".tsv", ".txt"), (".tsv", ".txt")
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,12 @@ class Source:
 Sources = dict[str, list[Source]]
 
 
-def repeats_of(sources: Sequence[Source]) -> Numbers | None:
+def repeats_of(sources: Sequence[Source]) -> NDArray[np.int64] | None:
     """Returns how many times a pass takes each row of a split, int64 `[n]`; None: once."""
     return numbers_of([source.repeat for source in sources for _ in source.rows])
 
 
-def numbers_of(repeats: Sequence[int]) -> Numbers | None:
+def numbers_of(repeats: Sequence[int]) -> NDArray[np.int64] | None:
     """Returns how many times a pass takes each row, int64 `[n]`; None: once."""
     return np.array(repeats, np.int64) if any(repeat > 1 for repeat in repeats) else None
 

@@ -56,12 +56,12 @@ def load_pairs(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, 
     splits: dict[str, Split] = {}
     for split, texts in pairs.items():
         times = [file.repeat for file in files[split] for _ in file.rows]
-        kept = [(source, target) for source, target in texts if target.strip() or split != "train"]
-        repeats = numbers_of([number for number, (_, target) in zip(times, texts, strict=True) if target.strip() or split != "train"])
+        kept = [(*pair, number) for pair, number in zip(texts, times, strict=True) if pair[1].strip() or split != "train"]
         if len(kept) < len(texts):
             log(f"data: {split}: {len(texts) - len(kept)} pairs with an empty target are left out")
-        sources, targets = encode_source([source for source, _ in kept]), encode_target([target for _, target in kept])
+        sources, targets = encode_source([source for source, _, _ in kept]), encode_target([target for _, target, _ in kept])
         rows = [TokenPair(source, target) for source, target in zip(sources, targets, strict=True)]
+        repeats = numbers_of([number for _, _, number in kept])
         splits[split] = Split(list(rows), labels_of(rows, config.max_length - 1), repeats=repeats)
         cut = sum(len(row) == config.max_length for row in rows)
         tokens = sum(len(row.target) for row in rows)

@@ -34,8 +34,8 @@ OF_PIPELINES = "ATTENTION_BACKEND"
 """Of these the one that OpenVINO GenAI alone knows."""
 NO_TOKENIZER = "The folder has no graph of the tokenizer: programs read tokenizer.json."
 NEEDS_BF16 = (
-    f'`{PRECISION}: "bf16"` is for CPUs with bfloat16 arithmetic. On a CPU with AVX-512 and without it give `"f32"`, as OpenVINO would '
-    "emulate bfloat16 there, tens of times slower."
+    f'`{PRECISION}: "bf16"` needs a CPU with bfloat16 arithmetic. Give `"f32"` on a CPU with AVX-512 but without bfloat16: '
+    "OpenVINO emulates bfloat16 there, tens of times slower than float32."
 )
 
 

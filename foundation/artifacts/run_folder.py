@@ -257,9 +257,9 @@ def locked(folder: Path) -> Iterator[None]:
     folder = local(folder, "--out")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}", "is a file", remedy="give a new folder, or the folder of an earlier run, with --out DIR")
-    # copies often lack hidden files: `cp -r RUN/*`, artifacts of CI
-    known = (folder / ".lock").exists() or ((folder / LOCK_FILE).exists() and (folder / "stages").is_dir())
-    if folder.exists() and any(folder.iterdir()) and not known:
+    # copies of a run often lack its hidden files: `cp -r RUN/*`, artifacts of CI services
+    is_run = (folder / ".lock").exists() or ((folder / LOCK_FILE).exists() and (folder / "stages").is_dir())
+    if folder.exists() and any(folder.iterdir()) and not is_run:
         raise InputError(f"{folder}", "not empty and not a run folder", remedy="give another folder with --out DIR")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as lock:

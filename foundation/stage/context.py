@@ -34,8 +34,9 @@ class MeasureLatency(Protocol):
     def __call__(
         self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision | Sequence[TimedPrecision]
     ) -> list[float]:
-        """Returns the latency in ms of float checkpoints in the first engine of the target: the median of the first, and of each other its
-        ratio to the first over the turns.
+        """Returns the latency in ms of float checkpoints in the first engine of the target.
+
+        The first latency is a median. Each other latency is the first divided by the speed-up over it, averaged over the turns.
 
         Args:
             checkpoints: The checkpoints.

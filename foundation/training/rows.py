@@ -111,14 +111,13 @@ class Rows:
 
     @cached_property
     def first_equal(self) -> NDArray[np.int64]:
-        """Place of the first row with the same tokens `[n]`; its own place for rows that are not kept as tokens."""
-        first: dict[bytes, int] = {}
-        places = range(len(self.lengths))
-        if not self.tokens:
-            return np.arange(len(places))
-        spans = [slice(start, start + length) for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)]
-        digests = (sha256(b"".join(values[span].tobytes() for values in self.tokens.values())).digest() for span in spans)
-        return np.fromiter((first.setdefault(one, place) for place, one in zip(places, digests, strict=True)), np.int64, len(places))
+        """Index of the first row with equal tokens, int64 `[n]`. A row that is not stored as tokens has its own index."""
+        indices, first = np.arange(len(self.lengths)), dict[bytes, int]()
+        if self.tokens:
+            for index, (start, length) in enumerate(zip(self.starts.tolist(), self.lengths.tolist(), strict=True)):
+                content = b"".join(values[start : start + length].tobytes() for values in self.tokens.values())
+                indices[index] = first.setdefault(sha256(content).digest(), index)
+        return indices
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:

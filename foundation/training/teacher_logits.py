@@ -87,7 +87,7 @@ def _held(folder: Path, context: Context) -> AbstractContextManager[None]:
 
 
 def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, context: Context, label: str) -> Tensor:
-    """Returns the logits in every process; rows of similar length run together, and of equal rows, as those of a repeated file, one."""
+    """Returns the logits in every process. Rows of similar length run together. Equal rows, such as rows of a repeated file, run once."""
     team, device = context.team.without_pipeline, device_of(model)
     distinct = np.unique(rows.first_equal)
     order = distinct[np.argsort(-rows.lengths[distinct], kind="stable")]
