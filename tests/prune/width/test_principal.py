@@ -20,6 +20,8 @@ from compress.recipe import check
 from foundation.core.progress import ConsoleProgress
 from foundation.models.architecture.structure import Structure
 from foundation.models.forward import forward
+from foundation.models.layers.low_rank_embedding import low_rank_tables
+from prune.embeddings.low_rank import in_low_rank
 from prune.hook_points import HookPoints
 from prune.prune import Prune
 from prune.surgery import KeptUnits, shrink
@@ -70,6 +72,25 @@ def test_all_components_change_no_output(make_model: Callable[..., Any], make_fe
     changed = [name for name, value in turned.named_parameters() if not torch.equal(value, model.get_parameter(name))]
     norms = {name for name in changed if any(name.startswith(f"{norm}.") for norm in HookPoints.of(model, structure).norms)}
     assert len(changed) - len(norms) > len(structure.blocks)
+
+
+@given(seed=st.integers(0, 1000))
+def test_embeddings_in_low_rank_are_projected(make_model: Callable[..., Any], make_features: Callable[..., Any], seed: int) -> None:
+    """Their projection writes the stream, the narrow table does not."""
+    features = make_features("llama")
+    model, _ = in_low_rank(make_model("llama"), torch.ones(20, dtype=torch.float64), 5, KEY)
+    structure, turned = Structure.of(model, KEY), copy.deepcopy(model)
+    project(turned, structure, random_basis(model, seed), structure.sizes.hidden, features)
+    with torch.no_grad():
+        torch.testing.assert_close(forward(turned, features), forward(model, features), rtol=1e-3, atol=1e-4)
+    ((name, words),) = low_rank_tables(model).items()
+    after: Any = turned.get_submodule(name)
+    assert torch.equal(after.table.weight, words.table.weight)
+    assert not torch.equal(after.projection.weight, words.projection.weight)
+    half = structure.sizes.hidden // 2
+    small = shrink(turned, structure, replace(KeptUnits.everything(structure.sizes), hidden=range(half)), KEY)
+    assert Structure.of(small, KEY).sizes.embedding_rank == 5
+    assert tuple(small.get_submodule(name).projection.weight.shape) == (half, 5)
 
 
 @pytest.mark.parametrize("kind", PRE_NORM)
