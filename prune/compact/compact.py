@@ -62,6 +62,12 @@ class Compact(ModelStage):
 
         Structure.of(on_meta(config), self.key)
 
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """The expected config without the slices that `sparsify` is expected to zero."""
+        from prune.compact.forecast import compacted
+
+        return compacted(config, self.key)
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, object]:
         """Writes the compacted checkpoint.
 

@@ -33,7 +33,7 @@ from foundation.core.errors import InputError
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.origin import Origin
 from foundation.training.history import History
-from prune.sparsify.settings import SparsifySettings
+from prune.sparsify.settings import SlicePattern, SparsifySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +68,14 @@ class Sparsify(SparsifySettings):
         from prune.latency.timing import depends_on
 
         return None if self.speedup is None else depends_on(context)
+
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """The config as it was, with a note of the slices that `compact` is expected to remove."""
+        from prune.compact.forecast import with_empty_slices
+
+        if not isinstance(self.pattern, SlicePattern):
+            return config
+        return with_empty_slices(config, self.target if self.speedup is None else 1 - 1 / self.speedup, self.pattern.slices)
 
     def work(self, passes: Passes, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
