@@ -52,6 +52,7 @@ def test_every_block_loses_the_share(kind: str, share: float, make_model: Callab
     config = config_of(kind, make_model)
     sparse = Sparsify(**SLICES, pattern={"slices": 2}, sparsity=share).config_after(config)
     assert sizes_of(sparse) == sizes_of(config)
+    assert Compact().config_after(config) is config
     after = Compact().config_after(sparse)
     before, left = sizes_of(config), sizes_of(after)
     assert left.ffn == tuple(2 * round((1 - share) * math.ceil(neurons / 2)) for neurons in before.ffn)
@@ -89,6 +90,15 @@ def test_other_zeros_are_not_forecast(pattern: Any, make_model: Callable[..., An
     config = make_model("bert").config
     after = Sparsify(**SLICES, pattern=pattern).config_after(config)
     assert Compact().config_after(after) is config
+
+
+def test_the_last_slice_may_be_smaller(make_model: Callable[..., Any]) -> None:
+    config = make_model("bert").config
+    (neurons,) = set(sizes_of(config).ffn)
+    slices = {"slices": neurons - 1}
+    for share, left in ((0.2, neurons), (0.4, neurons - 1)):
+        stage = Sparsify(**SLICES, pattern=slices, sparsity=share)
+        assert set(sizes_of(Compact().config_after(stage.config_after(config))).ffn) == {left}
 
 
 def test_experts_stay(make_model: Callable[..., Any]) -> None:
