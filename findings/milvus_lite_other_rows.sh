@@ -8,7 +8,7 @@
 # BM25 counts words in each flushed part of a collection separately (a TODO in the code): the best document changes with the moment of the flush, since a word
 # that is rare in one part counts 350 times as much there. BM25 scores are negative, so that a threshold on them drops all rows, or none.
 # Filters: 0.3 in a FLOAT field is not == 0.3, but > 0.3 (it is compared as a double). Integers are divided as real numbers. A JSON true is 1, and JSON != drops
-# rows without the key. No error is raised. No public issue was found (of the distances, #343, L2 and COSINE were repaired, BM25 was not).
+# rows without the key. No error is raised. No public issue was found (of #343, the signs of distances, L2 is repaired and BM25 is not).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
