@@ -1,4 +1,4 @@
-"""What `compact` is expected to remove, before anything runs: `sparsify` of slices notes its share in the config, and `compact` reads it.
+"""Forecast of `compact`, for checks and plans: `sparsify` of slices notes its share in the planned config, and `compact` reads the note.
 
 Every block is expected to lose the same share of its head groups and of its slices, and to keep at least one of each. A target speed-up is
 approximated by its share of the weights. Which slices a run really zeroes is known only afterwards. Blocks with experts keep all, and so do

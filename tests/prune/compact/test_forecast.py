@@ -1,4 +1,4 @@
-"""The forecast of `compact`: beside what a run leaves, over architectures and shares, and where it has nothing to say."""
+"""The forecast of `compact`: next to a run, over architectures and shares, and for models and patterns without a forecast."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SLICES: dict[str, Any] = {"method": "magnitude", "recover": None}
 
 
 def weights(config: Any) -> int:
-    """Returns the weights of the blocks of a config: heads, neurons and experts, as `prune` counts them."""
+    """Returns the number of weights in the matrices of the blocks."""
     model = on_meta(config)
-    inside = [module for name, module in model.named_modules() if name in Structure.of(model, KEY).blocks]
-    return sum(parameter.numel() for block in inside for parameter in block.parameters() if parameter.ndim == 2)
+    blocks = [model.get_submodule(name) for name in Structure.of(model, KEY).blocks]
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters() if parameter.ndim == 2)
 
 
 def sizes_of(config: Any) -> Sizes:
@@ -110,7 +110,7 @@ def test_experts_stay(make_model: Callable[..., Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("engines_inside", "no_clocks")
 def test_the_plan_of_a_run(tmp_path: Path) -> None:
-    """Forecast beside the run: as many parameters but for a tenth of the blocks, and no note in any checkpoint."""
+    """The forecast is off by less than a tenth of the blocks, and no checkpoint has the note."""
     stages: list[dict[str, Any]] = [
         {"sparsify": {**SLICES, "pattern": {"slices": 8}, "sparsity": 0.5}},
         {"compact": {}},
